@@ -13,9 +13,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # are never imported.
 export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
-# Ranks often wait, so six workers suit two cores. One worker runs a file, since ranks live on
+# Ranks often wait, so four workers suit two cores. One worker runs a file, since ranks live on
 # from test to test.
-WORKERS ?= 6
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py') setup.py

@@ -25,7 +25,7 @@ from packages import INSTALLED_ONLY, ROOT, build, installed, run
 TESTS = ("tests/behaviour", "tests/parity")
 PYTEST = ("pytest==9.0.3", "pytest-timeout==2.4.0", "pytest-xdist==3.8.0")
 REQUIRED = (*PYTEST, "click", "numpy", "tabulate")
-NUM_WORKERS = 6  # ranks often wait, so six workers suit two cores
+NUM_WORKERS = 4  # ranks often wait, so four workers suit two cores
 
 
 def test(package: Path, version: str, all_tests: bool) -> str:

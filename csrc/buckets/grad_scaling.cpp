@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sparse_coo_tensor.h>
-#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include <vector>
 
@@ -52,13 +51,6 @@ at::Tensor empty_sparse_grad(const at::Tensor& param, at::ScalarType dtype) {
       at::empty({sparse_dims, 0}, param.options().dtype(at::kLong).requires_grad(false));
   const auto values = at::empty(value_sizes, param.options().dtype(dtype).requires_grad(false));
   return at::sparse_coo_tensor(indices, values, param.sizes());
-}
-
-at::Tensor unpack_new(const at::Tensor& slot, const at::Tensor& param, at::ScalarType dtype) {
-  if (slot.scalar_type() != dtype) {
-    return slot.to(dtype);  // keeps the strides, which are the param's if it is dense
-  }
-  return torch::autograd::utils::clone_obey_contract(slot, param);
 }
 
 }  // namespace ddpx

@@ -21,8 +21,4 @@ at::Tensor divide_sparse(const at::Tensor& grad, int divisor);
 // A sparse gradient without entries, with the layout that the backward of an embedding makes.
 at::Tensor empty_sparse_grad(const at::Tensor& param, at::ScalarType dtype);
 
-// The reduced gradient as a new tensor in `dtype`, in the layout that autograd gives to a gradient
-// of `param` (the "gradient layout contract" of torch/csrc/autograd/functions/accumulate_grad.h).
-at::Tensor unpack_new(const at::Tensor& slot, const at::Tensor& param, at::ScalarType dtype);
-
 }  // namespace ddpx

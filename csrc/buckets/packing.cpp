@@ -4,6 +4,7 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_zero.h>
 #include <ATen/ops/alias.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/MaybeOwned.h>
@@ -62,6 +63,12 @@ c10::MaybeOwned<at::Tensor> values_for(const Slot& slot, const at::Tensor& grad)
              : c10::MaybeOwned<at::Tensor>::owned(copy_of_values(grad));
 }
 
+// A gradient without values. A slot has the layout that autograd gives to a gradient of its param
+// (the "gradient layout contract" of torch/csrc/autograd/functions/accumulate_grad.h).
+at::Tensor unfilled_grad(const at::Tensor& slot, at::ScalarType dtype) {
+  return at::empty_like(slot, slot.options().dtype(dtype));
+}
+
 // Gives a gradient in the memory of the bucket memory of its own. Returns true if it was there.
 bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
   const auto& grad = grad_of(param);
@@ -69,7 +76,9 @@ bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
     return false;
   }
   const auto values = holds_values(grad) ? grad : copy_of_values(grad);
-  replace_grad(param, unpack_new(values, param, bucket.dtypes().averaged));
+  const auto own = unfilled_grad(slot.view, bucket.dtypes().averaged);
+  own.copy_(values);
+  replace_grad(param, own);
   return true;
 }
 
@@ -339,7 +348,9 @@ void write_back(
       }
     } else if (
         !grad.defined() || grad.scalar_type() != bucket.dtypes().averaged || !copy(reduced, grad)) {
-      replace_grad(param, unpack_new(reduced, param, bucket.dtypes().averaged));
+      const auto new_grad = unfilled_grad(reduced, bucket.dtypes().averaged);
+      copy(reduced, new_grad);
+      replace_grad(param, new_grad);
     }
   }
   if (!grads.empty()) {

@@ -128,7 +128,7 @@ def record_training(
     for number in range(num_steps):
         if set_to_none is not None:
             optimizer.zero_grad(set_to_none=set_to_none)
-        torch.manual_seed(seed + 7919 * rank + 104729 * (number + 1))
+        _seed_data(seed + 7919 * rank + 104729 * (number + 1))
         step(model, number)
         record: dict[str, torch.Tensor | None] = {}
         for name, param in model.named_parameters():
@@ -140,6 +140,14 @@ def record_training(
             record[f"buffer {name}"] = buffer.clone()
         steps.append(record)
     return Trace(tuple(steps))
+
+
+def _seed_data(seed: int) -> None:
+    """Like ``torch.manual_seed()``, which on a machine without accelerators formats the stack."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def compare_traces(expected: Trace, actual: Trace) -> Comparison:

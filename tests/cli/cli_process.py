@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forked_scripts import run_python
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 _TIME_LIMIT_S = 170.0
@@ -30,14 +32,12 @@ def run(
     limit_s: float = _TIME_LIMIT_S,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end. The default folder is that of the scripts."""
-    return subprocess.run(
-        [sys.executable, *start, *(str(word) for word in words)],
+    return run_python(
+        *start,
+        *(str(word) for word in words),
         cwd=cwd or SCRIPTS,
         env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
+        limit_s=limit_s,
     )
 
 

@@ -21,6 +21,7 @@ def test_survivors_come_to_a_good_end():
     ]
 
 
+@pytest.mark.full_only
 def test_no_rank_comes_to_a_good_end():
     """Runs a module, also after a restart. A restart counts by itself."""
     done = run("run", "--keep-survivors", "--max-restarts=1", "-m", "ends", "3", "killed")
@@ -37,7 +38,13 @@ def test_ranks_that_failed_before_a_restart_do_not_count_behind_it():
 
 @pytest.mark.parametrize(
     "how",
-    [pytest.param(signal.SIGINT, marks=pytest.mark.full_only), signal.SIGTERM, signal.SIGKILL],
+    [
+        *(
+            pytest.param(how, marks=pytest.mark.full_only)
+            for how in (signal.SIGINT, signal.SIGTERM)
+        ),
+        signal.SIGKILL,
+    ],
 )
 def test_nothing_is_left_behind(how):
     command = start("run", "--keep-survivors", "waits.py")

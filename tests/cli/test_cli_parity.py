@@ -79,11 +79,8 @@ def test_failed_script_is_no_verdict():
 @pytest.mark.parametrize(
     ("wrapper", "code", "last"),
     [
-        ("Derived", 0, "Identical."),
-        pytest.param(
-            *("Sums", 1, "Different: step 1, rank 0: the gradient of 0.weight differs in 48 of 48"),
-            marks=pytest.mark.full_only,
-        ),
+        pytest.param("Derived", 0, "Identical.", marks=pytest.mark.full_only),
+        ("Sums", 1, "Different: step 1, rank 0: the gradient of 0.weight differs in 48 of 48"),
     ],
 )
 def test_another_class_is_compared_with_ddp(wrapper, code, last):

@@ -52,7 +52,10 @@ def test_a_bar_counts_steps(monkeypatch, total):
 @pytest.mark.parametrize(
     ("words", "titles"),
     [
-        (("timeline", "train.py", "--num-steps", "6", "--steps", "5"), ["recording"]),
+        (
+            ("timeline", "--nproc-per-node=1", "train.py", "--num-steps=6", "--steps=5"),
+            ["recording"],
+        ),
         pytest.param(
             *(("parity", "train.py", "--num-steps", "3"), ["DDP:", "ReducerDDP:"]),
             marks=pytest.mark.full_only,

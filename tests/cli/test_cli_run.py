@@ -38,6 +38,7 @@ def test_module_with_arguments_starts_as_python_starts_it():
     assert "wrapped no model in DistributedDataParallel" in done.stderr
 
 
+@pytest.mark.full_only
 def test_script_sees_its_own_folder_and_arguments(tmp_path):
     done = run("run", SCRIPTS / "says_where.py", "-m", "x", cwd=tmp_path)
     assert_code(done, 0)
@@ -50,7 +51,7 @@ def test_script_sees_its_own_folder_and_arguments(tmp_path):
     [
         (2, None, "1"),
         pytest.param(2, "3", "3", marks=pytest.mark.full_only),
-        (1, None, "None"),
+        pytest.param(1, None, "None", marks=pytest.mark.full_only),
     ],
 )
 def test_ranks_get_one_thread_as_under_torchrun(monkeypatch, capfd, num_ranks, given, threads):
@@ -66,7 +67,10 @@ def test_ranks_get_one_thread_as_under_torchrun(monkeypatch, capfd, num_ranks, g
     assert "OMP_NUM_THREADS" not in told.err
 
 
-@pytest.mark.parametrize(("options", "expected"), [((), "True"), (("--max-restarts=1",), "False")])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [((), "True"), pytest.param(("--max-restarts=1",), "False", marks=pytest.mark.full_only)],
+)
 def test_launcher_serves_the_store_unless_ranks_may_restart(options, expected):
     done = run("run", "--nproc-per-node=1", *options, "says_where.py")
     assert_code(done, 0)
@@ -81,7 +85,11 @@ def test_failed_rank_is_named():
 
 @pytest.mark.parametrize(
     ("script", "hint"),
-    [("succeeds", True), ("fails", True), ("itself", False)],
+    [
+        pytest.param("succeeds", True, marks=pytest.mark.full_only),
+        ("fails", True),
+        pytest.param("itself", False, marks=pytest.mark.full_only),
+    ],
 )
 def test_script_that_starts_processes_gets_a_hint(script, hint):
     """Also if such a process fails, but not if the script fails by itself."""
@@ -95,7 +103,7 @@ def test_script_that_starts_processes_gets_a_hint(script, hint):
     [
         ["waits.py"],
         pytest.param(["trains_on.py"], marks=pytest.mark.full_only),
-        ["--keep-survivors", "waits.py"],
+        pytest.param(["--keep-survivors", "waits.py"], marks=pytest.mark.full_only),
     ],
 )
 def test_interrupt_ends_all_ranks(words):

@@ -56,6 +56,7 @@ def test_recording_against_itself(recorded, capsys):
     assert "Too few steps for a verdict" in said
 
 
+@pytest.mark.full_only
 def test_launches(tmp_path, capsys):
     out = tmp_path / "out"
     words = ("timeline", "--launches", 2, "--steps", 3, "--nproc-per-node", 1, "train.py")

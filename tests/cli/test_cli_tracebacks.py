@@ -9,7 +9,6 @@ import pytest
 from cli_process import SCRIPTS, run
 
 _RAISES = SCRIPTS / "raises.py"
-_COMMANDS = ("run", "parity", "timeline")
 _ONE = "--nproc-per-node=1"  # ranks would mix the lines of their tracebacks
 
 
@@ -18,7 +17,10 @@ def _first_files(stderr: str) -> list[str]:
     return re.findall(r'Traceback \(most recent call last\):\n +File "([^"]+)"', stderr)
 
 
-@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    ["run", *(pytest.param(name, marks=pytest.mark.full_only) for name in ("parity", "timeline"))],
+)
 def test_traceback_begins_with_the_script(command, tmp_path):
     done = run(command, _ONE, _RAISES, "plainly", cwd=tmp_path)
     assert done.returncode == 1
@@ -33,6 +35,7 @@ def test_traceback_of_a_module_and_of_a_chain():
     assert "runpy" not in done.stderr
 
 
+@pytest.mark.full_only
 def test_survivor_has_the_same_traceback():
     done = run("run", _ONE, "--keep-survivors", "raises.py", "plainly")
     assert done.returncode == 1
@@ -40,6 +43,7 @@ def test_survivor_has_the_same_traceback():
     assert "ddpx: rank 0 ended with exit code 1" in done.stderr
 
 
+@pytest.mark.full_only
 def test_syntax_error_has_no_frame(tmp_path):
     script = tmp_path / "wrong.py"
     script.write_text("print('begins'\n")

@@ -88,7 +88,9 @@ def test_wrong_variable_is_told_before_ranks_start(
     assert told[-1].startswith(f"ddpx: {reason}") and len(told) == 1 + (command == "parity")
 
 
-@pytest.mark.parametrize("start", [("-m", "ddpx"), ("bin/ddpx",)])
+@pytest.mark.parametrize(
+    "start", [("-m", "ddpx"), pytest.param(("bin/ddpx",), marks=pytest.mark.full_only)]
+)
 def test_without_the_extension_one_line_says_how_to_build(tmp_path, start):
     shutil.copytree(ROOT / "ddpx", tmp_path / "ddpx", ignore=shutil.ignore_patterns("*.so"))
     (tmp_path / "bin").mkdir()

@@ -21,6 +21,8 @@ import torch.distributed as dist
 import usage_cases
 from device_ranks import controls
 
+_SLOW_MS = 200.0
+
 
 @dataclass(frozen=True)
 class Proof:
@@ -30,7 +32,7 @@ class Proof:
         name: What waits for what, for the table.
         kind, callers: As for ``late_device.without``.
         check: Runs on every rank and raises an error if a result is wrong.
-        slow: Work with this in its name takes ``slow_ms`` longer, with and without the wait.
+        slow: Work with this in its name takes 200 ms longer, with and without the wait.
     """
 
     name: str
@@ -38,7 +40,6 @@ class Proof:
     callers: tuple[str, ...]
     check: Callable[[], None]
     slow: str = ""
-    slow_ms: float = 60
 
 
 def _pairs(case: Callable[..., stream_cases.Pairs], **options: Any) -> Callable[[], None]:
@@ -200,7 +201,6 @@ PROOFS = (
         ("ddpx::Bucket::wait", "ddpx::Step::finalize", "!c10::ivalue::Future"),
         _pairs(stream_cases.gradients_made_on_a_side_stream),
         slow="allreduce",
-        slow_ms=200,
     ),
     Proof(
         "with views, the end of backward waits for the all-reduce",
@@ -208,7 +208,6 @@ PROOFS = (
         ("ddpx::Bucket::wait", "ddpx::Step::finalize", "!c10::ivalue::Future"),
         _pairs(stream_cases.gradients_made_on_a_side_stream, gradient_as_bucket_view=True),
         slow="allreduce",
-        slow_ms=200,
     ),
     Proof(
         "write-back waits for the future of a communication hook",
@@ -216,7 +215,6 @@ PROOFS = (
         ("ddpx::Bucket::wait", "c10::ivalue::Future"),
         _as_on_cpu(usage_cases.with_a_hook, "a continuation"),
         slow="allreduce",
-        slow_ms=200,
     ),
     Proof(
         "the continuation of a built-in hook waits for the all-reduce",
@@ -224,7 +222,6 @@ PROOFS = (
         ("ddpx::Bucket::launch", "!ddpx::StreamSet::wait"),
         _as_on_cpu(usage_cases.in_mixed_precision),
         slow="allreduce",
-        slow_ms=200,
     ),
     Proof(
         "reading the used-map waits for the ranks' agreement on it",
@@ -239,7 +236,6 @@ PROOFS = (
         ("ddpx::Reducer::used_by_ranks", "!ddpx::UsedMap::wait"),
         _reads_the_use_of_all_ranks,
         slow="allreduce",
-        slow_ms=200,
     ),
     Proof(
         "check_finite waits for what the other ranks found",
@@ -261,7 +257,6 @@ PROOFS = (
         ("ddpx::UnreadWeights::error",),
         _reports_weights_of_zero,
         slow="allreduce",
-        slow_ms=200,
     ),
     Proof(
         "the rebuild of buckets waits for rank 0's order of arrival",
@@ -305,7 +300,7 @@ def run(number: int, remove: bool) -> tuple[int, str]:
     Returns how often the wait was left out, and the detected errors.
     """
     proof = PROOFS[number]
-    slow = late_device.slow(proof.slow or "nothing", proof.slow_ms)
+    slow = late_device.slow(proof.slow or "nothing", _SLOW_MS)
     noticed = ""
     with (
         slow,

@@ -103,6 +103,11 @@ def events_of_later_steps() -> tuple[int, int]:
     for _ in range(20):  # at most 16 steps have events at a time
         model(x).sum().backward()
     controls().set_hold(late_device.milliseconds(0))
+    # On a busy machine the host may come further ahead later, which makes events once.
+    return min(_events_of_five_steps(model, x) for _ in range(4))
+
+
+def _events_of_five_steps(model: nn.Module, x: torch.Tensor) -> tuple[int, int]:
     torch.accelerator.synchronize()
     controls().reset_counts()
     for _ in range(5):

@@ -29,6 +29,12 @@ def test_six_operations_a_bucket_and_one_a_large_gradient(device_ranks, name, nu
     assert cost.operations <= 6 * (1 + (num_large > 0)) + num_large
 
 
+@pytest.mark.parametrize("name", ["default, mixed precision", "view, mixed precision"])
+def test_gradients_of_a_bucket_are_cast_together(device_ranks, name):
+    cost = device_ranks("late", 2).run(step_costs.cost_of, name, "ddpx")[0]
+    assert cost.operations <= step_costs.NUM_PARAMS + 6  # each parameter is cast by itself
+
+
 def test_later_steps_make_the_events_of_all_reduces_only(device_ranks):
     assert device_ranks("late", 2).run(step_costs.events_of_later_steps) == [(10, 5)] * 2
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from forked_scripts import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "internals.md"
@@ -47,11 +46,11 @@ def as_shown(shown: tuple[str, ...], printed: str) -> bool:
     return re.fullmatch(pattern, printed) is not None
 
 
-# A command imports torch in up to three processes, so the short run has every second command.
+# A command imports torch in up to three processes, so the short run has every third command.
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(command, marks=[pytest.mark.full_only] if number % 2 else [])
+        pytest.param(command, marks=[pytest.mark.full_only] if number % 3 else [])
         for number, command in enumerate(commands(TEXT))
     ],
     ids=lambda c: c.line.split("/")[-1][:30],
@@ -60,14 +59,8 @@ def test_command_prints_what_is_shown(command: Command) -> None:
     program, *args = shlex.split(command.line)
     assert program == "python"
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, *args],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT,
-    )
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = run_python(*args, cwd=ROOT, env=env, limit_s=TIME_LIMIT)
     assert done.returncode == 0, done.stderr
     assert as_shown(command.shown, done.stdout), f"it printed:\n{done.stdout}"
 

@@ -26,7 +26,10 @@ pytestmark = pytest.mark.timeout(300)  # a rank takes seconds to import a traine
             *("lightning", "with_fabric.py", _UNDER_TORCHRUN, 2), marks=pytest.mark.full_only
         ),
         ("accelerate", "with_accelerate.py", _UNDER_TORCHRUN, 1),
-        ("transformers", "with_transformers.py", _UNDER_TORCHRUN, 1),
+        pytest.param(  # the test of averages trains with this library, too
+            *("transformers", "with_transformers.py", _UNDER_TORCHRUN, 1),
+            marks=pytest.mark.full_only,
+        ),
         # Ray starts a dozen processes. On a busy machine that takes minutes.
         pytest.param(
             *("ray", "with_ray.py", (), 1), marks=[pytest.mark.full_only, pytest.mark.alone]

@@ -473,7 +473,10 @@ def _check_dtypes(mode: str, dtypes: str, num_micro_steps: int) -> None:
 
 
 @modes
-@pytest.mark.parametrize("dtypes", ["reduce", pytest.param("grad", marks=FULL_ONLY), "both"])
+@pytest.mark.parametrize(
+    "dtypes",
+    [*(pytest.param(name, marks=FULL_ONLY) for name in ("reduce", "grad")), "both"],
+)
 @pytest.mark.parametrize("num_micro_steps", [pytest.param(1, marks=FULL_ONLY), 3])
 def test_sums_of_several_parts_are_made_in_float32(ranks, mode, dtypes, num_micro_steps):
     ranks(4).run(_check_dtypes, mode, dtypes, num_micro_steps)

@@ -49,7 +49,7 @@ def compare_all(mode: str) -> dict[str, Comparison]:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.full_only), 3])
 @pytest.mark.parametrize("mode", REFERENCE_MODES)
 def test_bits_match(ranks, world_size, mode):
     per_rank = ranks(world_size).run(compare_all, mode, timeout=50)

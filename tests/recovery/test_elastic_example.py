@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_scripts import run_python
 
 pytestmark = pytest.mark.timeout(300)  # each launch may take 100 s
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,21 +22,9 @@ def run(*words: object, cwd: Path) -> str:
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))
     kept["OMP_NUM_THREADS"] = "1"
     kept["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as in the example's README
-    process = subprocess.Popen(
-        [sys.executable, "-m", *(str(word) for word in words)],
-        cwd=cwd,
-        env=kept,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=140)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)  # the launcher then ends its ranks
-        raise AssertionError(process.communicate(timeout=30)[0]) from None
-    assert process.returncode == 0, output
+    done = run_python("-m", *(str(word) for word in words), cwd=cwd, env=kept, limit_s=140)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
     return output
 
 

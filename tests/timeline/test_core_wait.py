@@ -58,6 +58,21 @@ def test_no_share_without_a_counter(monkeypatch, tmp_path):
     assert wait.share is None
 
 
+def test_a_wait_between_a_count_and_its_time_is_within_the_time(monkeypatch):
+    wait = CoreWait()
+    counts = iter((0, 50_000_000))
+
+    def count_late() -> int:
+        count = next(counts)
+        time.sleep(count / 1e9)
+        return count
+
+    monkeypatch.setattr(wait, "_read", count_late)
+    wait.start()
+    wait.stop()
+    assert wait.share is not None and 0 < wait.share <= 1
+
+
 def _record() -> Timeline:
     model = small_model()
     with ddpx.record(model, max_steps=6) as timeline:

@@ -16,24 +16,29 @@ class CoreWait:
 
     def __init__(self) -> None:
         self._file: Path | None = None
-        self._begin: tuple[int, int] | None = None  # the time, and the waits until then, in ns
+        self._begin: int | None = None  # the waits until the start, in ns
+        self._begin_ns = 0
         self.share: float | None = None
 
     def start(self) -> None:
         """Starts to count the waits of the calling thread."""
         self._file = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        self._begin_ns = time.monotonic_ns()
         self._begin = self._read()
 
     def stop(self) -> None:
         """Sets ``share`` to the share of the time since ``start``. None without a counter."""
         end = self._read()
-        if self._begin is not None and end is not None and end[0] > self._begin[0]:
-            self.share = (end[1] - self._begin[1]) / (end[0] - self._begin[0])
+        # The last clock read comes after the last count, and the first one before the first count:
+        # no wait between a count and its clock read makes a share above 1.
+        passed_ns = time.monotonic_ns() - self._begin_ns
+        if self._begin is not None and end is not None and passed_ns > 0:
+            self.share = (end - self._begin) / passed_ns
 
-    def _read(self) -> tuple[int, int] | None:
+    def _read(self) -> int | None:
         if self._file is None:
             return None
         try:
-            return time.monotonic_ns(), int(self._file.read_text().split()[1])
+            return int(self._file.read_text().split()[1])
         except (OSError, IndexError, ValueError):  # no such counter, or the thread has ended
             return None

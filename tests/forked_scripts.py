@@ -1,4 +1,4 @@
-"""Runs a script as the ranks of a job, in forks of a process that has imported ddpx.
+"""Runs Python programs in forks of a process that has imported ddpx.
 
 A plain process would need seconds for the import. A fork runs the script as its main program:
 uncaught exceptions, the end of the interpreter and the exit code are those of a plain process.
@@ -6,15 +6,20 @@ uncaught exceptions, the end of the interpreter and the exit code are those of a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import gc
 import json
 import os
+import runpy
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +33,10 @@ class Job:
     def __init__(self, folder: Path, num_ranks: int) -> None:
         self._folder = folder
         self.ranks = range(num_ranks)
+
+    def stdout(self, rank: int) -> str:
+        """What the rank has written so far."""
+        return self._read(rank, "stdout")
 
     def stderr(self, rank: int) -> str:
         """What the rank has written so far."""
@@ -89,20 +98,55 @@ class ForkServer:
         self._process.wait()
 
     def start(
-        self, folder: Path, words: Sequence[str], environments: Sequence[Mapping[str, str]]
+        self,
+        folder: Path,
+        words: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        cwd: Path | None = None,
     ) -> Job:
         """Starts a script as the ranks of a job.
 
         Args:
             folder: An empty folder for the output of the ranks.
-            words: The script and its arguments.
+            words: What follows ``python`` on a command line: a script, ``-m MODULE`` or
+                ``-c CODE``, and its arguments.
             environments: The variables of each rank.
+            cwd: The working directory. Default: that of this process when the server started.
         """
         assert self._process.stdin is not None
-        request = {"folder": str(folder), "words": list(words), "environments": environments}
+        request = {
+            "folder": str(folder),
+            "words": list(words),
+            "environments": environments,
+            "cwd": str(cwd or "."),
+        }
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return Job(folder, len(environments))
+
+
+@functools.cache
+def _shared_server() -> ForkServer:
+    """The server of this process, which ends with it."""
+    server = ForkServer(os.environ)
+    atexit.register(server.__exit__)
+    return server
+
+
+def run_python(
+    *words: str, cwd: Path, env: Mapping[str, str], limit_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Like ``subprocess.run(["python", *words])``, in a fork.
+
+    Raises:
+        AssertionError: The program still runs after ``limit_s`` seconds. It is killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        job = _shared_server().start(Path(folder), words, [env], cwd)
+        job.wait(limit_s=limit_s)
+        code = job.exit_code(0)
+        assert code is not None
+        return subprocess.CompletedProcess(words, code, job.stdout(0), job.stderr(0))
 
 
 # ---- in the server -------------------------------------------------------------------------------
@@ -125,7 +169,7 @@ def _start_ranks(request: dict[str, Any]) -> dict[str, Any]:
         prefix = f"{request['folder']}/rank{rank}"
         pid = os.fork()
         if pid == 0:
-            return {"prefix": prefix, "words": request["words"], "variables": variables}
+            return {**request, "prefix": prefix, "variables": variables}
         _write(f"{prefix}.pid", pid)
         pids.append((pid, prefix))
     _watch(pids)
@@ -163,19 +207,34 @@ def _become(rank: dict[str, Any]) -> None:
         os.close(file)
     os.environ.clear()
     os.environ.update(rank["variables"])
+    os.chdir(rank["cwd"])
     sys.argv = rank["words"]
-    sys.path[0] = os.path.dirname(sys.argv[0])
+    is_file = sys.argv[0] not in ("-m", "-c")
+    first = os.path.dirname(os.path.abspath(sys.argv[0])) if is_file else os.getcwd()
+    of_server = sys.path[1:]
+    of_program = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    new = [folder for folder in of_program if folder not in of_server]
+    sys.path[:] = [first, *new, *of_server]
 
 
 if __name__ == "__main__":
-    # The first wrapper would import the second module.
-    import torch._dynamo  # noqa: F401
+    # The first wrapper would import the second module, and launchers the others.
 
-    import ddpx  # noqa: F401
+    import ddpx
+    import ddpx.cli.group  # noqa: F401
 
     gc.freeze()  # the end of a fork need not look through these objects, which takes a second
     _become(_next_rank())
     # Outside of any function, so that an uncaught exception ends the interpreter.
-    script = sys.argv[0]
-    names = {"__name__": "__main__", "__file__": script}
-    exec(compile(Path(script).read_text(), script, "exec"), names)
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        main = types.ModuleType("__main__")
+        if sys.argv[0] == "-c":
+            file, code = "<string>", sys.argv.pop(1)
+        else:
+            file = main.__file__ = sys.argv[0]  # multiprocessing imports it in new processes
+            code = Path(file).read_text()
+        sys.modules["__main__"] = main
+        exec(compile(code, file, "exec"), main.__dict__)
