@@ -75,8 +75,8 @@ def time_health(transport: str, num_params: int, effort: Effort) -> tuple[Second
     return times, len(watched.reducer.plan.buckets)
 
 
-def _time_notes() -> list[dict[str, float]]:
-    """Nanoseconds a call, by number of ranks: benchmarks/health_bench.cpp."""
+def build_program() -> Path:
+    """Builds benchmarks/health_bench.cpp. Returns the path of the program."""
     build = _ROOT / "build-bench"
     tools = Path(sys.executable).parent
     cmake = str(tools / "cmake")
@@ -89,7 +89,12 @@ def _time_notes() -> list[dict[str, float]]:
         [cmake, "--build", str(build), "--target", "health_bench"],
     ):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    bench = build / "health_bench"
+    return build / "health_bench"
+
+
+def _time_notes() -> list[dict[str, float]]:
+    """Nanoseconds a call, by number of ranks."""
+    bench = build_program()
     return [
         json.loads(subprocess.check_output([bench, str(ranks)], text=True)) for ranks in _NOTE_RANKS
     ]

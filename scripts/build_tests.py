@@ -2,7 +2,7 @@
 
     python scripts/build_tests.py
 
-The programs are those of `make test`: the C++ suites and the late device.
+The programs are those of `make test`: the C++ suites, the late device, and a benchmark.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
+import health  # type: ignore[import-not-found]
 import late_device  # type: ignore[import-not-found]
 import pytest
 from cmake_build import (  # type: ignore[import-not-found]
@@ -27,7 +29,7 @@ from cmake_build import (  # type: ignore[import-not-found]
 def main() -> None:
     start = time.monotonic()
     late_device.build()
-    builds: list[Callable[[], object]] = [build_cpp_suite]
+    builds: list[Callable[[], object]] = [build_cpp_suite, health.build_program]
     builds += [functools.partial(build_torch_free, *row) for row in SANITIZED]
     for build in builds:
         try:

@@ -21,8 +21,6 @@ import torch.distributed as dist
 import usage_cases
 from device_ranks import controls
 
-_SLOW_MS = 200.0
-
 
 @dataclass(frozen=True)
 class Proof:
@@ -32,7 +30,7 @@ class Proof:
         name: What waits for what, for the table.
         kind, callers: As for ``late_device.without``.
         check: Runs on every rank and raises an error if a result is wrong.
-        slow: Work with this in its name takes 200 ms longer, with and without the wait.
+        slow: Work with this in its name takes ``slow_ms`` longer, with and without the wait.
     """
 
     name: str
@@ -40,6 +38,7 @@ class Proof:
     callers: tuple[str, ...]
     check: Callable[[], None]
     slow: str = ""
+    slow_ms: float = 60
 
 
 def _pairs(case: Callable[..., stream_cases.Pairs], **options: Any) -> Callable[[], None]:
@@ -178,6 +177,7 @@ PROOFS = (
         ("ddpx::StreamSet::wait", "ddpx::FiniteCheck::launch"),
         _peers_hear_what_is_not_finite,
         slow="_foreach_norm",
+        slow_ms=200,
     ),
     Proof(
         "the launch of a bucket waits for the stream on which it was packed",
@@ -201,6 +201,7 @@ PROOFS = (
         ("ddpx::Bucket::wait", "ddpx::Step::finalize", "!c10::ivalue::Future"),
         _pairs(stream_cases.gradients_made_on_a_side_stream),
         slow="allreduce",
+        slow_ms=200,
     ),
     Proof(
         "with views, the end of backward waits for the all-reduce",
@@ -208,6 +209,7 @@ PROOFS = (
         ("ddpx::Bucket::wait", "ddpx::Step::finalize", "!c10::ivalue::Future"),
         _pairs(stream_cases.gradients_made_on_a_side_stream, gradient_as_bucket_view=True),
         slow="allreduce",
+        slow_ms=200,
     ),
     Proof(
         "write-back waits for the future of a communication hook",
@@ -215,6 +217,7 @@ PROOFS = (
         ("ddpx::Bucket::wait", "c10::ivalue::Future"),
         _as_on_cpu(usage_cases.with_a_hook, "a continuation"),
         slow="allreduce",
+        slow_ms=200,
     ),
     Proof(
         "the continuation of a built-in hook waits for the all-reduce",
@@ -222,6 +225,7 @@ PROOFS = (
         ("ddpx::Bucket::launch", "!ddpx::StreamSet::wait"),
         _as_on_cpu(usage_cases.in_mixed_precision),
         slow="allreduce",
+        slow_ms=200,
     ),
     Proof(
         "reading the used-map waits for the ranks' agreement on it",
@@ -236,6 +240,7 @@ PROOFS = (
         ("ddpx::Reducer::used_by_ranks", "!ddpx::UsedMap::wait"),
         _reads_the_use_of_all_ranks,
         slow="allreduce",
+        slow_ms=200,
     ),
     Proof(
         "check_finite waits for what the other ranks found",
@@ -257,6 +262,7 @@ PROOFS = (
         ("ddpx::UnreadWeights::error",),
         _reports_weights_of_zero,
         slow="allreduce",
+        slow_ms=200,
     ),
     Proof(
         "the rebuild of buckets waits for rank 0's order of arrival",
@@ -300,7 +306,7 @@ def run(number: int, remove: bool) -> tuple[int, str]:
     Returns how often the wait was left out, and the detected errors.
     """
     proof = PROOFS[number]
-    slow = late_device.slow(proof.slow or "nothing", _SLOW_MS)
+    slow = late_device.slow(proof.slow or "nothing", proof.slow_ms)
     noticed = ""
     with (
         slow,

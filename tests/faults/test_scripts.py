@@ -108,7 +108,9 @@ def test_survivors_of_plain_processes(
 ) -> None:
     job = launch(fault, victim, transport)
     errors = _stderrs(job)
-    assert job.exit_code(victim) == exit_code, errors[victim]
+    # After an interrupt, CPython ends itself by SIGINT, unless code was compiled since.
+    allowed = (exit_code, -signal.SIGINT) if fault == "interrupt" else (exit_code,)
+    assert job.exit_code(victim) in allowed, errors[victim]
     if fault == "leave early":
         return _check_left(errors, victim)
     _check_survivors(errors, victim, what)
