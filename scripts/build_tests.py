@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-import health  # type: ignore[import-not-found]
+import health
 import late_device  # type: ignore[import-not-found]
 import pytest
 from cmake_build import (  # type: ignore[import-not-found]
