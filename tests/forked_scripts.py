@@ -218,9 +218,10 @@ def _become(rank: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # The first wrapper would import the second module, and launchers the others.
+    # The first wrapper would import the first module, and launchers the second one.
+    import torch._dynamo
+    import torch.distributed.run  # noqa: F401
 
-    import ddpx
     import ddpx.cli.group  # noqa: F401
 
     gc.freeze()  # the end of a fork need not look through these objects, which takes a second

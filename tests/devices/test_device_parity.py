@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from device_ranks import NcclRanks, on_devices
-from parity_cases import CASES, compare_case
+from parity_cases import CASES, MODES, compare_case
 
 from ddpx.testing.compare import summarize
 
@@ -26,7 +26,7 @@ NOT_LATE = (
 @pytest.mark.parametrize(
     "case_name, mode",
     [
-        pytest.param(*pair, marks=[pytest.mark.full_only] if (n + n // 6) % 2 else [])
+        pytest.param(*pair, marks=[pytest.mark.full_only] if (n + n // len(MODES)) % 2 else [])
         for n, pair in enumerate(PAIRS)
     ],
     ids=lambda value: value.replace(" ", "-"),

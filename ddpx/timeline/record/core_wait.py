@@ -29,8 +29,8 @@ class CoreWait:
     def stop(self) -> None:
         """Sets ``share`` to the share of the time since ``start``. None without a counter."""
         end = self._read()
-        # The last clock read comes after the last count, and the first one before the first count:
-        # no wait between a count and its clock read makes a share above 1.
+        # The time contains both counts. A wait between a count and its time would otherwise make a
+        # share above 1.
         passed_ns = time.monotonic_ns() - self._begin_ns
         if self._begin is not None and end is not None and passed_ns > 0:
             self.share = (end - self._begin) / passed_ns
