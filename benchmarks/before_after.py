@@ -60,7 +60,7 @@ UNITS = {
     "instructions": ("million", 1e-6, "thousand", 1e-3),
 }
 CALLGRIND = "valgrind --quiet --tool=callgrind --instr-atstart=no --callgrind-out-file=/dev/null"
-DRAWS = 4000
+DRAWS = 4000  # resamplings of an interval
 CONTENDERS = ("DDP, default", "DDP, find unused, use varies", *(f"ddpx, {s}" for s in SETTINGS))
 
 
@@ -137,7 +137,7 @@ def percentile(costs: Sequence[float], number: int) -> float:
     return statistics.quantiles(costs, n=100, method="inclusive")[number - 1]
 
 
-def with_interval(ratios: Sequence[float]) -> list[float | str]:
+def median_and_interval(ratios: Sequence[float]) -> list[float | str]:
     """The median, and its 95 % interval by resampling."""
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
@@ -149,9 +149,9 @@ def table_of(costs: dict[str, list[list[float]]], measure: str) -> str:
     rows: list[list[object]] = []
     for contender, starts in costs.items():
         before, _, after = (statistics.median(side) for side in zip(*starts, strict=True))
-        ratio = with_interval([2 * a / (b + again) for b, again, a in starts])
-        noise = with_interval([again / b for b, again, _ in starts])
-        more = small_per * statistics.median(a - b for b, _, a in starts)
+        ratio = median_and_interval([2 * a / (b + again) for b, again, a in starts])
+        noise = median_and_interval([again / b for b, again, _ in starts])
+        more = small_per * statistics.median(a - (b + again) / 2 for b, again, a in starts)
         rows.append([contender, per * before, per * after, *ratio, *noise, more])
     headers = ["contender", f"before, {unit}", f"after, {unit}"]
     headers += ["ratio", "95 %", "A/A", "95 %", f"more, {small_unit}"]
@@ -254,9 +254,14 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--starts", type=int, default=3, help="how often ranks are started")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds per start")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds per start, 2 or more")
     parser.add_argument(
-        "--percentile", type=int, default=50, help="of the rounds of a start; default: the median"
+        "--percentile",
+        type=int,
+        default=50,
+        choices=range(1, 100),
+        metavar="1..99",
+        help="of the rounds of a start; default: 50, the median",
     )
     parser.add_argument("--steps", type=int, default=3, help="steps per round")
     parser.add_argument(
@@ -272,6 +277,8 @@ def main() -> None:
         return
     if arguments.other is None:
         parser.error("which checkout is the one from before?")
+    if arguments.rounds < 2:
+        parser.error("a percentile needs --rounds 2 or more")
     if arguments.measure == "instructions" and shutil.which("valgrind") is None:
         parser.error("--measure instructions needs valgrind (Debian package valgrind)")
     for_ranks = ["--model", arguments.model, "--steps", str(arguments.steps)]

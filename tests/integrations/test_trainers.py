@@ -5,7 +5,6 @@ The versions are in requirements.lock.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from pathlib import Path
 
