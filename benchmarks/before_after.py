@@ -1,8 +1,8 @@
 """Compares the cost of a step of this checkout with that of another, in turns on one machine.
 
     python benchmarks/before_after.py ../other
-    python benchmarks/before_after.py ../other --ranks 1 --model "4,000 tiny tensors" \\
-        --measure cpu-time --starts 40 --rounds 25 --steps 1 --percentile 10
+    taskset -c 1 python benchmarks/before_after.py ../other --ranks 1 \\
+        --model "4,000 tiny tensors" --measure cpu-time --starts 30 --rounds 60 --steps 1
     python benchmarks/before_after.py ../other --ranks 1 --model "4,000 tiny tensors" \\
         --measure instructions --starts 1 --rounds 2
 
@@ -15,9 +15,10 @@ Each checkout has ranks of its own, with its own build of the extension. A secon
 the other checkout shows the noise: the column A/A compares it with the first set. In each round
 every setting runs on all three sides, directly one after another, in an order that changes. A
 process may be fast or slow for its whole life, by the places of its memory. So the ranks are
-started several times (`--starts`). A ratio is the median of the ratios of all starts, beside its
-95 % interval. Other work on the machine only adds to a CPU time, so a low percentile of the rounds
-is steadier than the median.
+started several times (`--starts`). A cost is the mean of the rounds of a start, and a ratio the
+mean of the ratios of all starts, beside its 95 % interval. Each mean leaves out the lowest and the
+highest twentieth. Other machines share the cores and their caches: on one core, a step took 33 to
+64 ms, and all percentiles of 60 rounds differed more from start to start than their mean did.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,25 +134,28 @@ def compare(
     return {contender: list(zip(*rows, strict=True)) for contender, rows in costs.items()}
 
 
-def percentile(costs: Sequence[float], number: int) -> float:
-    return statistics.quantiles(costs, n=100, method="inclusive")[number - 1]
+def trimmed_mean(values: Iterable[float]) -> float:
+    """The mean without the lowest and the highest twentieth."""
+    ordered = sorted(values)
+    cut = len(ordered) // 20
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
-def median_and_interval(ratios: Sequence[float]) -> list[float | str]:
-    """The median, and its 95 % interval by resampling."""
+def mean_and_interval(ratios: Sequence[float]) -> list[float | str]:
+    """The mean, and its 95 % interval by resampling."""
     draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
-    return [statistics.median(ratios), f"{medians[DRAWS // 40]:.3f} - {medians[-DRAWS // 40]:.3f}"]
+    means = sorted(trimmed_mean(draw.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
+    return [trimmed_mean(ratios), f"{means[DRAWS // 40]:.3f} - {means[-DRAWS // 40]:.3f}"]
 
 
 def table_of(costs: dict[str, list[list[float]]], measure: str) -> str:
     unit, per, small_unit, small_per = UNITS[measure]
     rows: list[list[object]] = []
     for contender, starts in costs.items():
-        before, _, after = (statistics.median(side) for side in zip(*starts, strict=True))
-        ratio = median_and_interval([2 * a / (b + again) for b, again, a in starts])
-        noise = median_and_interval([again / b for b, again, _ in starts])
-        more = small_per * statistics.median(a - (b + again) / 2 for b, again, a in starts)
+        before, _, after = map(trimmed_mean, zip(*starts, strict=True))
+        ratio = mean_and_interval([2 * a / (b + again) for b, again, a in starts])
+        noise = mean_and_interval([again / b for b, again, _ in starts])
+        more = small_per * trimmed_mean(a - (b + again) / 2 for b, again, a in starts)
         rows.append([contender, per * before, per * after, *ratio, *noise, more])
     headers = ["contender", f"before, {unit}", f"after, {unit}"]
     headers += ["ratio", "95 %", "A/A", "95 %", f"more, {small_unit}"]
@@ -254,15 +258,7 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--starts", type=int, default=3, help="how often ranks are started")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds per start, 2 or more")
-    parser.add_argument(
-        "--percentile",
-        type=int,
-        default=50,
-        choices=range(1, 100),
-        metavar="1..99",
-        help="of the rounds of a start; default: 50, the median",
-    )
+    parser.add_argument("--rounds", type=int, default=15, help="rounds per start")
     parser.add_argument("--steps", type=int, default=3, help="steps per round")
     parser.add_argument(
         "--contender", dest="contenders", action="append", choices=CONTENDERS, help="default: all"
@@ -277,8 +273,6 @@ def main() -> None:
         return
     if arguments.other is None:
         parser.error("which checkout is the one from before?")
-    if arguments.rounds < 2:
-        parser.error("a percentile needs --rounds 2 or more")
     if arguments.measure == "instructions" and shutil.which("valgrind") is None:
         parser.error("--measure instructions needs valgrind (Debian package valgrind)")
     for_ranks = ["--model", arguments.model, "--steps", str(arguments.steps)]
@@ -292,7 +286,7 @@ def main() -> None:
         ) as started:
             found = compare(started, contenders, arguments.rounds, order)
         for contender, per_side in found.items():
-            costs[contender].append([percentile(c, arguments.percentile) for c in per_side])
+            costs[contender].append([trimmed_mean(side) for side in per_side])
     print(
         f"{arguments.model}, {arguments.ranks} ranks, {arguments.starts} starts of "
         f"{arguments.rounds} rounds"
