@@ -327,6 +327,25 @@ def test_attributes(ranks):
     ranks(1).run(_check_attributes)
 
 
+def _check_code_that_reads_every_attribute() -> None:
+    x = torch.full((2, 16), 1.0 + dist.get_rank())
+    model = ReducerDDP(Mlp())
+    assert REFUSED_ATTRIBUTES.isdisjoint(dict(inspect.getmembers(model)))
+    traced = torch.jit.trace(model, x, check_trace=False)
+    averages = []
+    for forward in (model, traced, traced):
+        model.zero_grad()
+        forward(x).sum().backward()
+        averages.append([param.grad for param in model.parameters()])
+    for grads in averages[1:]:
+        torch.testing.assert_close(grads, averages[0])
+
+
+@pytest.mark.wrapper_only
+def test_code_that_reads_every_attribute(ranks):
+    ranks(2).run(_check_code_that_reads_every_attribute)
+
+
 def _check_refused() -> None:
     model = ReducerDDP(Mlp())
     places: list[tuple[Any, str, set[str]]] = [

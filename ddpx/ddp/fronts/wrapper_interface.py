@@ -14,7 +14,7 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddpx.ddp.arguments.placement import Placement
 from ddpx.ddp.fronts.front import Front, set_attributes
-from ddpx.ddp.interface.torch_only import TorchOnlyNames
+from ddpx.ddp.interface.torch_only import ATTRIBUTES_OF_WRAPPER, TorchOnlyNames
 from ddpx.ddp.replica.replica import Replica
 from ddpx.ddp.user_module import nested
 
@@ -56,6 +56,14 @@ class DDPInterface(nn.Module, Front, TorchOnlyNames):
         self._ddp_sink_clone = True
         self.use_side_stream_for_tensor_copies = False
         self._accum_grad_hooks: list[Any] = []
+
+    def __dir__(self) -> list[str]:
+        """Names without those that raise when they are read.
+
+        Code that reads every attribute then works, such as ``inspect.getmembers()`` and
+        ``torch.jit.trace()``.
+        """
+        return [name for name in super().__dir__() if name not in ATTRIBUTES_OF_WRAPPER]
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
         """Raises an error that :meth:`_get_ddp_logging_data` then has."""
