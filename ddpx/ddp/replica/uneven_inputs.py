@@ -60,11 +60,6 @@ class UnevenInputs:
         return hook
 
     @property
-    def in_context(self) -> bool:
-        """Whether a join context is open."""
-        return self._open_context is not None
-
-    @property
     def depends_on_other_ranks(self) -> bool:
         """Whether a forward depends on which ranks have inputs.
 
