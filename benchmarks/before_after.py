@@ -17,8 +17,8 @@ every setting runs on all three sides, directly one after another, in an order t
 process may be fast or slow for its whole life, by the places of its memory. So the ranks are
 started several times (`--starts`). A cost is the mean of the rounds of a start, and a ratio the
 mean of the ratios of all starts, beside its 95 % interval. Each mean leaves out the lowest and the
-highest twentieth. Other machines share the cores and their caches: on one core, a step took 33 to
-64 ms, and all percentiles of 60 rounds differed more from start to start than their mean did.
+highest twentieth. On a virtual machine, the load of other machines changes the time of a step at
+random. The mean of many rounds then differs less from start to start than a percentile.
 """
 
 from __future__ import annotations
