@@ -36,13 +36,18 @@ EventLog::EventLog(std::size_t capacity)
 
 void EventLog::add_at(int64_t time_ns, EventKind kind, uint32_t step, std::size_t index) {
   const auto position = next_.fetch_add(1, std::memory_order_relaxed);
+  const auto sequence = (position + 1) << 8 | static_cast<uint8_t>(kind);
   auto& slot = slots_[position & mask_];
-  slot.sequence.store(0, std::memory_order_relaxed);
+  auto before = slot.sequence.load(std::memory_order_relaxed);
+  if (before == Slot::kWriting || before > sequence ||
+      !slot.sequence.compare_exchange_strong(before, Slot::kWriting, std::memory_order_acquire)) {
+    return;
+  }
   std::atomic_thread_fence(std::memory_order_release);
   slot.time_ns.store(time_ns, std::memory_order_relaxed);
   slot.what.store(
       static_cast<uint64_t>(step) << 32 | static_cast<uint32_t>(index), std::memory_order_relaxed);
-  slot.sequence.store((position + 1) << 8 | static_cast<uint8_t>(kind), std::memory_order_release);
+  slot.sequence.store(sequence, std::memory_order_release);
 }
 
 std::vector<Event> EventLog::read() const {

@@ -41,6 +41,7 @@ struct Event {
 int64_t steady_now();
 
 // Any thread may add events, without a lock and without waiting. New events overwrite the oldest.
+// An event is lost if another thread still writes the event that it would overwrite.
 class EventLog {
  public:
   // Has room for at least `capacity` events. UserError for more than 2^24 events.
@@ -64,9 +65,11 @@ class EventLog {
   }
 
  private:
-  // A sequence lock: `sequence` is 0 while the other members are written.
+  // A sequence lock.
   struct alignas(32) Slot {
-    std::atomic<uint64_t> sequence{0};  // (position + 1) << 8 | kind
+    static constexpr uint64_t kWriting = 1;  // a thread has the other members for itself
+
+    std::atomic<uint64_t> sequence{0};  // (position + 1) << 8 | kind; 0: empty
     std::atomic<int64_t> time_ns{0};
     std::atomic<uint64_t> what{0};  // step << 32 | index
   };

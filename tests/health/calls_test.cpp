@@ -2,7 +2,10 @@
 #include "health/calls/call_comparison.h"
 
 #include <gtest/gtest.h>
+
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "local_ranks.h"
 
@@ -64,6 +67,36 @@ TEST(RecentStepsTest, WrappersWhoseNumbersWentAroundAreNotTakenForEachOther) {
   theirs.publish(other);
   EXPECT_EQ(model_of(2), model_of(2 + kNumModels));
   EXPECT_FALSE(differ(ours, theirs));
+}
+
+// The backwards of two wrappers may run in two threads, and their steps may have the same place.
+TEST(RecentStepsTest, StepsOfTwoThreadsAreNotMixed) {
+  constexpr uint32_t kSteps = 200'000;
+  RecentSteps steps{};
+  std::atomic<int> running{2};
+  const auto publish = [&steps, &running](uint32_t wrapper) {
+    for (uint32_t i = 0; i < kSteps; ++i) {
+      // step + 157 * wrapper is the same for both
+      auto calls = sample_of(1000 + 157 * (1 - wrapper), wrapper);
+      calls.digest = wrapper;
+      steps.publish(calls);
+    }
+    --running;
+  };
+  std::thread first(publish, 0);
+  std::thread second(publish, 1);
+  int num_mixed = 0;
+  while (running > 0) {
+    for (uint32_t wrapper = 0; wrapper < 2; ++wrapper) {
+      const auto found = steps.find(wrapper, 1000 + 157 * (1 - wrapper));
+      num_mixed += found && found->digest != wrapper ? 1 : 0;
+    }
+  }
+  first.join();
+  second.join();
+  EXPECT_EQ(num_mixed, 0);
+  steps.publish(sample_of(1000, 1));
+  EXPECT_TRUE(steps.find(1, 1000)) << "can be written afterwards";
 }
 
 TEST(FrozenParamsTest, AreFoundInTheTextOfTheirRank) {

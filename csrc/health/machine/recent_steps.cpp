@@ -29,8 +29,11 @@ std::size_t RecentSteps::place_of(uint8_t model, uint32_t step) {
 void RecentSteps::publish(const StepCalls& calls) {
   auto& entry = entries_[place_of(model_of(calls.wrapper), calls.step)];
   const auto words = std::bit_cast<Words>(calls);
-  const auto version = entry.version.load(std::memory_order_relaxed);
-  entry.version.store(version + 1, std::memory_order_relaxed);
+  auto version = entry.version.load(std::memory_order_relaxed);
+  if (version % 2 != 0 ||
+      !entry.version.compare_exchange_strong(version, version + 1, std::memory_order_acquire)) {
+    return;
+  }
   std::atomic_thread_fence(std::memory_order_release);
   for (std::size_t i = 0; i < words.size(); ++i) {
     entry.words[i].store(words[i], std::memory_order_relaxed);

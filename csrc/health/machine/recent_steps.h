@@ -51,9 +51,11 @@ struct StepCalls {
 // The last steps of a rank, in memory that processes share: the last 15 steps, and the last 15 of
 // each 16 and of each 256 steps. Ranks of a host compare their current steps. Hosts exchange
 // messages only every second, and have steps in common at any speed. Zeroed at first. Only one
-// thread at a time may publish steps of a wrapper. Any thread of any process may read.
+// thread at a time may publish steps of a wrapper. Wrappers may publish at the same time. Any
+// thread of any process may read.
 class RecentSteps {
  public:
+  // Has no effect while another wrapper publishes in the same place: this step is not compared.
   void publish(const StepCalls& calls);
 
   // nullopt if the step is no longer in memory, or has not started.
@@ -70,7 +72,7 @@ class RecentSteps {
       const std::vector<StepCalls>& theirs) const;
 
  private:
-  // A sequence lock: `version` is odd while the owner writes.
+  // A sequence lock: `version` is odd while a thread of the owner writes.
   struct Entry {
     std::atomic<uint64_t> version;
     std::array<std::atomic<uint64_t>, sizeof(StepCalls) / sizeof(uint64_t)> words;
