@@ -25,7 +25,7 @@ struct Slot {
   int64_t offset;   // in the buffer, in elements
   at::Tensor view;  // of the bucket's buffer, with the sizes and, if dense, strides of the param
   mutable at::Tensor grad_alias;  // alias of `view` for `param.grad`; user code may change it
-  bool small = false;  // packed with the other small gradients of the bucket, by pack_small()
+  bool small = false;  // packed with the other small gradients of the bucket, by pack_all()
 };
 
 //   buffer  | slot 0 | slot 1 |   ...   | slot n-1 |      one dtype, one device, no padding

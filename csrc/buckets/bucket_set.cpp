@@ -1,26 +1,8 @@
 #include "bucket_set.h"
 
-#include <c10/core/GradMode.h>
-
 #include "packing.h"
 
 namespace ddpx {
-
-std::vector<Bucket> BucketSet::allocate(
-    const BucketPlan& plan,
-    const std::vector<at::Tensor>& params,
-    const std::vector<ParamMeta>& metas,
-    Collective& collective,
-    const Precision& precision,
-    bool lazy) {
-  const at::NoGradGuard no_grad;
-  std::vector<Bucket> buckets;
-  for (const auto& spec : plan.buckets()) {
-    const bool sparse = metas[spec.param_indices.front()].expect_sparse;
-    buckets.emplace_back(spec, params, sparse, collective, precision, lazy);
-  }
-  return buckets;
-}
 
 void BucketSet::install(BucketPlan plan, std::vector<Bucket> buckets) {
   for (const auto& bucket : buckets_) {

@@ -7,10 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "../comm/collective.h"
 #include "bucket.h"
 #include "bucket_plan.h"
-#include "low_precision.h"
 
 namespace ddpx {
 
@@ -21,23 +19,8 @@ class BucketSet {
  public:
   explicit BucketSet(BucketPlan plan) : plan_(std::move(plan)) {}
 
-  // Makes the buckets of `plan`, with memory unless `lazy`, and changes nothing else, so that a
-  // failed allocation is without effect.
-  static std::vector<Bucket> allocate(
-      const BucketPlan& plan,
-      const std::vector<at::Tensor>& params,
-      const std::vector<ParamMeta>& metas,
-      Collective& collective,
-      const Precision& precision,
-      bool lazy);
-
   // Replaces the plan and the buckets. Streams may still use the old buckets.
   void install(BucketPlan plan, std::vector<Bucket> buckets);
-
-  // Replaces the plan and drops the buckets; install() must follow.
-  void set_plan(BucketPlan plan) {
-    install(std::move(plan), {});
-  }
 
   // Drops the memory of all dense buckets.
   void free_memory();

@@ -254,26 +254,6 @@ void pack_all(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
     const std::vector<std::optional<at::Tensor>>& grads,
-    GradPlace place) {
-  RECORD_FUNCTION("ddpx::pack", {});
-  const at::NoGradGuard no_grad;
-  CopiesIntoSlots copies(bucket, place);
-  for (std::size_t i = 0; i < grads.size(); ++i) {
-    const auto& slot = bucket.slots()[i];
-    const auto& grad = grads[i];
-    if (grad && !grad->defined()) {
-      slot.view.zero_();
-    } else if (grad && !lies_in(slot, *grad)) {
-      copies.add(slot, params[slot.param_index], *grad);
-    }
-  }
-  copies.run();
-}
-
-void pack_small(
-    Bucket& bucket,
-    const std::vector<at::Tensor>& params,
-    const std::vector<std::optional<at::Tensor>>& grads,
     int divisor,
     GradPlace place) {
   RECORD_FUNCTION("ddpx::pack", {});
@@ -285,7 +265,7 @@ void pack_small(
     const auto& slot = bucket.slots()[i];
     if (grads[i] && !grads[i]->defined()) {
       zeros.add(i);
-    } else if (grads[i]) {
+    } else if (grads[i] && !lies_in(slot, *grads[i])) {
       copies.add(slot, params[slot.param_index], *grads[i]);
       copied.add(i);
     }

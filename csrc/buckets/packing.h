@@ -41,22 +41,13 @@ void pack(
     int divisor,
     GradPlace place);
 
-// Fills all slots of a dense bucket together with the gradients in `grads` (per slot), undivided,
-// and with zeros where a gradient is undefined. A slot without an entry stays unchanged. The
-// current stream waits for the streams that the gradients arrived on.
-void pack_all(
-    Bucket& bucket,
-    const std::vector<at::Tensor>& params,
-    const std::vector<std::optional<at::Tensor>>& grads,
-    GradPlace place);
-
 // Whether `grad` has the place of the slot in memory.
 bool lies_in(const Slot& slot, const at::Tensor& grad);
 
-// Does for the slots with an entry in `grads` (per slot) what pack() does, in a few operations. The
-// gradients lie outside their slots. The current stream waits for the streams that the gradients
-// arrived on.
-void pack_small(
+// Does for all slots of a dense bucket with an entry in `grads` (per slot) what pack() does, in a
+// few operations. A gradient that lies in its slot stays undivided. The current stream waits for
+// the streams that the gradients arrived on.
+void pack_all(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
     const std::vector<std::optional<at::Tensor>>& grads,

@@ -101,9 +101,6 @@ class StepObserver {
   health::StepTracker& peers() {
     return peers_;
   }
-  const health::StepTracker& peers() const {
-    return peers_;
-  }
 
  private:
   StepClock clock_;

@@ -29,11 +29,6 @@ class UniqueFd {
     return fd_;
   }
 
-  // The caller owns it now.
-  int release() {
-    return std::exchange(fd_, -1);
-  }
-
   explicit operator bool() const {
     return fd_ >= 0;
   }

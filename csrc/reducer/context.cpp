@@ -55,12 +55,15 @@ std::vector<Bucket> ReducerContext::allocate(const BucketPlan& plan, Collective&
   if (!communicates_over(group)) {
     return {};
   }
-  auto buckets = BucketSet::allocate(
-      plan, params.tensors(), params.metas(), group, options.precision, options.lazy_buckets);
-  for (auto& bucket : buckets) {
+  const at::NoGradGuard no_grad;
+  std::vector<Bucket> allocated;
+  for (const auto& spec : plan.buckets()) {
+    const bool sparse = params.metas()[spec.param_indices.front()].expect_sparse;
+    auto& bucket = allocated.emplace_back(
+        spec, params.tensors(), sparse, group, options.precision, options.lazy_buckets);
     bucket.pack_small_together(options.batched_copy ? 0 : options.small_grad_bytes);
   }
-  return buckets;
+  return allocated;
 }
 
 void ReducerContext::install(BucketPlan plan, std::vector<Bucket> allocated) {

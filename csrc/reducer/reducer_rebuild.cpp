@@ -38,7 +38,7 @@ void Reducer::rebuild(const std::function<BucketPlan()>& agree) {
   try {
     // From now on peers have the new plan. If the allocation fails, recover() allocates for it. The
     // old buckets are dropped first, so that no step needs the memory of both.
-    context_.buckets.set_plan(agree());
+    context_.buckets.install(agree(), {});
     context_.replace_buckets(context_.buckets.plan());
   } catch (...) {
     fail();

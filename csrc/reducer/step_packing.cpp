@@ -152,7 +152,7 @@ void Step::pack_together(std::size_t bucket_index) {
         params_[slot.param_index].excluded ? std::nullopt
                                            : std::make_optional(kept.value_or(at::Tensor())));
   }
-  pack_all(bucket, context_.params.tensors(), grads, place_in(bucket));
+  pack_all(bucket, context_.params.tensors(), grads, /*divisor=*/1, place_in(bucket));
   bucket.divide(divisor_);
   bucket.add_stream();  // another stream may launch the bucket
 }
@@ -171,7 +171,7 @@ void Step::pack_small(std::size_t bucket_index) {
     }
     grads.push_back(std::move(kept));
   }
-  ddpx::pack_small(bucket, context_.params.tensors(), grads, divisor_, place_in(bucket));
+  pack_all(bucket, context_.params.tensors(), grads, divisor_, place_in(bucket));
   bucket.add_stream();  // another stream may launch the bucket
 }
 

@@ -119,7 +119,7 @@ TEST_P(PackAll, CopiesWhatArrivedUndivided) {
   grads[1] = view(1);
   view(3).fill_(5);
   grads[3] = std::nullopt;
-  pack_all(*bucket, params, grads, GetParam());
+  pack_all(*bucket, params, grads, /*divisor=*/1, GetParam());
   EXPECT_TRUE(view(0).equal(outside));
   EXPECT_TRUE(view(1).eq(7).all().item<bool>()) << "lay in its slot";
   EXPECT_TRUE(view(2).eq(0).all().item<bool>()) << "has no gradient";
@@ -131,7 +131,7 @@ TEST_P(PackAll, AReplacedGradientStaysWithTheParam) {
   const auto arrived = keep(0);
   const auto replacement = at::zeros_like(arrived);
   params[0].mutable_grad() = replacement;
-  pack_all(*bucket, params, grads, GetParam());
+  pack_all(*bucket, params, grads, /*divisor=*/1, GetParam());
   EXPECT_TRUE(view(0).equal(arrived));
   EXPECT_TRUE(params[0].grad().is_same(replacement));
 }
