@@ -29,6 +29,14 @@ struct OutsideTransforms {
        c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
 };
 
+// Autograd's engine keeps the type of the error that is thrown.
+[[noreturn]] void throw_again(py::error_already_set& error) {
+  error.restore();
+  python_error thrown;
+  thrown.persist();  // gives what() a text
+  throw thrown;
+}
+
 // Wraps a Python function so that it may be called, and destroyed, without the GIL.
 std::function<void()> with_gil(py::function callback) {
   const auto drop = [](py::function* function) {
@@ -44,10 +52,7 @@ std::function<void()> with_gil(py::function callback) {
     try {
       (*held)();
     } catch (py::error_already_set& error) {
-      error.restore();
-      python_error thrown;  // autograd's engine keeps the type of this error
-      thrown.persist();     // gives what() a text
-      throw thrown;
+      throw_again(error);
     }
   };
 }
@@ -83,18 +88,44 @@ class PythonLink final : public GradLink {
 
 // torch's class turns None into a null pointer and dereferences it.
 py::cpp_function returning_a_future(py::object hook) {
-  return [hook = std::move(hook)](const py::object& state, const py::object& bucket) {
+  const py::object future = py::module_::import("torch._C").attr("Future");
+  return [hook = std::move(hook), future](const py::object& state, const py::object& bucket) {
     py::object result = hook(state, bucket);
-    if (result.is_none()) {
+    if (!py::isinstance(result, future)) {
       throw py::type_error(
-          "the communication hook returned None, but must return a torch.futures.Future");
+          "Communication hook: callback must return a torch.futures.Future object, but got " +
+          py::str(py::type::of(result).attr("__name__")).cast<std::string>() +
+          ". Return the future of a collective call, with .then() to select the tensor, or return "
+          "a torch.futures.Future whose result is set.");
     }
     return result;
   };
 }
 
-// Turns errors that only a hook can raise into HookError. A RuntimeError may come from the
-// collective calls of the hook.
+// An error of another type than RuntimeError.
+class PythonHookError final : public HookError {
+ public:
+  explicit PythonHookError(const py::error_already_set& error)
+      : HookError(error.what(), error.matches(PyExc_RuntimeError)), error_(error) {}
+
+  void raise_own(const std::string& note) const override {
+    const py::gil_scoped_acquire gil;
+    try {
+      const char* name = "__notes__";  // Python 3.11 and later print them
+      py::list notes = py::getattr(error_.value(), name, py::list());
+      notes.append(note);
+      py::setattr(error_.value(), name, notes);
+    } catch (const py::error_already_set&) {
+      // the error takes no notes
+    }
+    auto error = error_;
+    throw_again(error);
+  }
+
+ private:
+  py::error_already_set error_;
+};
+
 class UsersHook final : public c10d::PythonCommHook {
  public:
   using PythonCommHook::PythonCommHook;
@@ -104,12 +135,10 @@ class UsersHook final : public c10d::PythonCommHook {
       return PythonCommHook::runHook(bucket);
     } catch (const py::error_already_set& error) {
       const py::gil_scoped_acquire gil;
-      if (error.matches(PyExc_RuntimeError)) {
-        throw;
+      if (error.type().ptr() == PyExc_RuntimeError) {
+        throw HookError(error.what(), /*may_be_of_call=*/true);
       }
-      throw HookError(error.what());
-    } catch (const std::runtime_error& error) {
-      throw HookError(error.what());  // torch raises this if the hook returned no future
+      throw PythonHookError(error);
     }
   }
 };

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "collective.h"
@@ -16,10 +17,22 @@ namespace ddpx {
 // without the mutex of the reducer and without the GIL.
 using CommHook = c10d::CommHookInterface;
 
-// An error of the user's hook that no collective call raises: it is not caused by a lost rank.
+// An error that the user's hook raised.
 class HookError : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  HookError(const std::string& what, bool may_be_of_call)
+      : std::runtime_error(what), may_be_of_call_(may_be_of_call) {}
+
+  // Whether a collective call of the hook may have raised it, for example because a rank is lost.
+  bool may_be_of_call() const {
+    return may_be_of_call_;
+  }
+
+  // Raises the hook's own error with `note` added, if that error has another type than this one.
+  virtual void raise_own(const std::string& /*note*/) const {}
+
+ private:
+  bool may_be_of_call_;
 };
 
 // The tensor in the value of a future: a tensor, or the first one of a list, also of a Python

@@ -153,23 +153,6 @@ errors::Where ReducerContext::where() const {
 // To be called in a catch block. Throws an InternalError as it is. If ranks are gone, the error
 // names those ranks instead.
 void ReducerContext::explain(const errors::Where& where, const std::string& what) const {
-  try {
-    throw;
-  } catch (const InternalError&) {
-    throw;
-  } catch (const health::GroupFailed&) {
-    guard.explain_error({});
-  } catch (const DifferentCalls& cause) {
-    guard.raise_mismatch(cause.how());
-  } catch (const HookError& cause) {
-    if (guard.failed()) {
-      guard.explain_error(cause.what());
-    }
-  } catch (const c10::Error& cause) {
-    guard.explain_error(cause.what_without_backtrace());
-  } catch (const std::exception& cause) {
-    guard.explain_error(cause.what());
-  }
   const auto failed = [&](const char* cause) {
     return errors::at(
         where,
@@ -179,13 +162,30 @@ void ReducerContext::explain(const errors::Where& where, const std::string& what
   };
   try {
     throw;
+  } catch (const InternalError&) {
+    throw;
+  } catch (const health::GroupFailed&) {
+    guard.explain_error({});
+    throw;
+  } catch (const DifferentCalls& cause) {
+    guard.raise_mismatch(cause.how());
+    throw failed(cause.what());
+  } catch (const HookError& cause) {
+    if (cause.may_be_of_call() || guard.failed()) {
+      guard.explain_error(cause.what());
+    }
+    cause.raise_own(errors::at(where, what + " failed").what());
+    throw failed(cause.what());
   } catch (const c10::DistBackendError& cause) {
+    guard.explain_error(cause.what_without_backtrace());
     // Rethrown as this type, because scripts catch it.
     const auto error = failed(cause.what_without_backtrace());
     throw c10::DistBackendError({__func__, __FILE__, __LINE__}, error.what());
   } catch (const c10::Error& cause) {
+    guard.explain_error(cause.what_without_backtrace());
     throw failed(cause.what_without_backtrace());
   } catch (const std::exception& cause) {
+    guard.explain_error(cause.what());
     throw failed(cause.what());
   }
 }

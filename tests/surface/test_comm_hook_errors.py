@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from both_wrappers import SMALL_CAP, Mlp, assert_same_on_all_ranks, mlp_step
+from both_wrappers import SMALL_CAP, WRAPPERS, Mlp, assert_same_on_all_ranks, mlp_step
 from modes import MODES
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
@@ -85,9 +85,10 @@ def _check_fault(how: str, expected: str, mode: str, bucket_index: int, on_ranks
         if dist.get_rank() < on_ranks:
             fault.how = how
             step = model.reducer.num_steps
-            with pytest.raises((RuntimeError, MemoryError)) as caught:
+            with pytest.raises((RuntimeError, MemoryError, TypeError)) as caught:
                 mlp_step(model)
-            text = str(caught.value)
+            text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+            assert how != "raises" or caught.type is MemoryError
             names = [list(dict(model.module.named_parameters()))[i] for i in _members(model)]
             assert expected in text
             assert f"[ddpx rank {dist.get_rank()}, step {step}, phase " in text, text
@@ -140,8 +141,10 @@ def _check_first_step(how: str, mode: str, on_ranks: int) -> None:
     model.register_comm_hook(fault, _faulty_hook)
     if dist.get_rank() < on_ranks:
         fault.how = how
-        with pytest.raises((RuntimeError, MemoryError), match=r"bucket 0 \('first\.weight', "):
+        with pytest.raises((RuntimeError, MemoryError)) as caught:
             mlp_step(model)
+        notes = getattr(caught.value, "__notes__", [])
+        assert "bucket 0 ('first.weight', " in "\n".join([str(caught.value), *notes])
         fault.how = ""
     else:
         mlp_step(model)
@@ -160,6 +163,79 @@ def test_failing_hook_in_the_first_step(ranks, how):
 @pytest.mark.parametrize("mode", MODES)
 def test_hook_that_fails_on_one_rank_in_the_first_step(ranks, mode):
     ranks(2).run(_check_first_step, "future has an error", mode, 1)
+
+
+class _OfUser(RuntimeError):
+    """A type that torch does not know."""
+
+
+def _check_error_stays(cls: Callable[..., Any], error: BaseException, manual: bool) -> None:
+    """The script gets the object that its hook raised, as from DDP, with a note from ddpx."""
+    model = cls(Mlp())
+    if manual:
+        model.require_manual_backward_finalization = True
+    seen: list[str] = []
+
+    def hook(state, bucket):
+        seen.append("called")
+        raise error
+
+    model.register_comm_hook(None, hook)
+
+    def step() -> None:
+        mlp_step(model)
+        if manual:
+            model.finalize_backward()
+
+    with pytest.raises(type(error)) as caught:
+        step()
+    assert seen and caught.value is error
+    if cls is not WRAPPERS[0]:
+        assert "bucket 0 ('first.weight', " in "".join(getattr(error, "__notes__", []))
+    dist.barrier()
+
+
+class _WithoutAttributes(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+ERRORS = [
+    ValueError("mine"),
+    KeyError("mine"),
+    _OfUser("mine"),
+    NotImplementedError("mine"),
+    dist.DistBackendError("mine"),
+    KeyboardInterrupt(),
+    SystemExit(3),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("cls", WRAPPERS)
+def test_the_error_of_a_hook_keeps_its_type(ranks, cls, error):
+    ranks(2).run(_check_error_stays, cls, error, False)
+
+
+@pytest.mark.parametrize("error", ERRORS[:2], ids=lambda error: type(error).__name__)
+def test_the_error_of_a_hook_keeps_its_type_in_finalize_backward(ranks, error):
+    ranks(2).run(_check_error_stays, ReducerDDP, error, True)
+
+
+def _check_error_without_notes() -> None:
+    model = ReducerDDP(Mlp())
+
+    def hook(state, bucket):
+        raise _WithoutAttributes("mine")
+
+    model.register_comm_hook(None, hook)
+    with pytest.raises(_WithoutAttributes, match="mine"):
+        mlp_step(model)
+    dist.barrier()
+
+
+def test_the_error_of_a_hook_that_takes_no_notes(ranks):
+    ranks(2).run(_check_error_without_notes)
 
 
 def _check_registration() -> None:

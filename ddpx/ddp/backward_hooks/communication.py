@@ -34,7 +34,7 @@ class CommHook:
         Raises:
             RuntimeError: The reducer has a hook already, or a backward is running.
         """
-        reducer.set_comm_hook(state, _with_checked_result(hook))
+        reducer.set_comm_hook(state, hook)
         self.name = getattr(hook, "__qualname__", type(hook).__qualname__)
         self.registered = (hook, state)
 
@@ -87,22 +87,6 @@ class CommHook:
         group = getattr(state, "process_group", None)
         in_state = isinstance(state, dist.ProcessGroup) or isinstance(group, dist.ProcessGroup)
         return self._is_bound_to_group or in_state
-
-
-def _with_checked_result(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """``hook``, with a check that it returns a future: torch's C++ core crashes on None."""
-
-    def checked(state: object, bucket: dist.GradBucket) -> Any:
-        future = hook(state, bucket)
-        if not isinstance(future, torch._C.Future):
-            raise TypeError(
-                "Communication hook: callback must return a torch.futures.Future object, but got "
-                f"{type(future).__name__}. Return the future of a collective call, with .then() to "
-                "select the tensor, or return a torch.futures.Future whose result is set."
-            )
-        return future
-
-    return checked
 
 
 def check_hook(hook: Callable[..., Any]) -> None:
