@@ -141,7 +141,7 @@ def params_under_fsdp(module: nn.Module) -> list[str]:
         return []
     flat = getattr(fsdp, "FlatParameter", ())
     modules = [m for m in module.modules() if isinstance(m, fsdp.FSDPModule)]
-    under_fsdp = {id(p) for m in modules for p in m.parameters()}
+    under_fsdp = {id(param) for m in modules for _, param in m.named_parameters()}
     return [
         name
         for name, param in module.named_parameters()

@@ -352,3 +352,35 @@ def test_replaced_with_hidden_outputs(ranks):
 @ref.modes
 def test_functional_call(ranks, mode, world):
     ref.on_ranks(ranks, world, _check_functional_call, mode)
+
+
+class _SomeParameters(ref.Net):
+    """A library's module: parameters() has what the first optimizer trains."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self.second.parameters(recurse)
+
+
+def _check_overridden_parameters(change: str) -> None:
+    grads = []
+    for cls in (nn.parallel.DistributedDataParallel, ReducerDDP):
+        torch.manual_seed(0)
+        model = cls(_SomeParameters().double())
+        if change == "another layer":
+            model.module.activation = nn.GELU()
+        for number in range(3):
+            torch.manual_seed(10 * number + dist.get_rank())
+            model.zero_grad()
+            if change == "functional_call":
+                params = {name: 2 * param for name, param in model.named_parameters()}
+                output = functional_call(model, params, ref.data())
+            else:
+                output = model(ref.data())
+            ref.loss_of(output).backward()
+        grads.append([param.grad for _, param in model.named_parameters()])
+    torch.testing.assert_close(*grads, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("change", ["another layer", "functional_call"])
+def test_a_module_with_its_own_parameters_method(ranks, change):
+    ranks(2).run(_check_overridden_parameters, change)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -226,3 +226,28 @@ def _check_in_backward_leaves_no_grads(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["default", "view", "static"])
 def test_optimizer_in_backward_leaves_no_gradients(ranks, mode):
     ranks(2).run(_check_in_backward_leaves_no_grads, mode)
+
+
+class _SomeParameters(Mlp):
+    """A library's module: parameters() has what another optimizer trains."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self.third.parameters(recurse)
+
+
+def _check_own_parameters_method() -> None:
+    for cls in WRAPPERS:
+        module = _SomeParameters()
+        _apply_optimizer_in_backward(torch.optim.SGD, module.first.parameters(), {"lr": 0.1})
+        model = cls(module)
+        before = {name: param.detach().clone() for name, param in module.named_parameters()}
+        torch.manual_seed(dist.get_rank())
+        with _no_streams():
+            mlp_step(model)
+        assert_same_on_all_ranks(*(param for _, param in module.named_parameters()))
+        assert not torch.equal(module.first.weight, before["first.weight"])
+        assert torch.equal(module.third.weight, before["third.weight"])
+
+
+def test_optimizer_in_backward_of_a_module_with_its_own_parameters_method(ranks):
+    ranks(2).run(_check_own_parameters_method)

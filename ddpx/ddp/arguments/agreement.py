@@ -92,12 +92,12 @@ def _tell(error: Exception, bind: Callable[[], inspect.BoundArguments]) -> None:
         compares = bool(arguments.get("init_sync", True))
         group = resolve_group(arguments.get("process_group"), arguments.get("device_mesh"))
         module = arguments.get("module")
-        param = next(module.parameters(), None) if isinstance(module, nn.Module) else None
+        params = [p for _, p in module.named_parameters()] if isinstance(module, nn.Module) else []
     except Exception:
         return  # a wrong argument that the other ranks have, too
     if not compares or is_alone(group):
         return
-    device = torch.device("cpu") if param is None else param.device
+    device = params[0].device if params else torch.device("cpu")
     try:
         with health.constructing(group):
             found = _compare({_FAULT: f"{type(error).__name__}: {error}"}, group, device)

@@ -59,7 +59,8 @@ def take_over(wrapper: HookedWrapper, options: Options) -> bool:
     Returns:
         Whether the module has such optimizers.
     """
-    params = [p for p in wrapper.module.parameters() if hasattr(p, "_in_backward_optimizers")]
+    named = wrapper.module.named_parameters()
+    params = [param for _, param in named if hasattr(param, "_in_backward_optimizers")]
     if not params:
         return False
     _check_allowed("_apply_optimizer_in_backward()", wrapper.module, options)

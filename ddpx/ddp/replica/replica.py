@@ -156,7 +156,7 @@ class Replica:
             group: The ranks.
             num_steps: The number of steps that these ranks have made.
         """
-        for param in self.module.parameters():
+        for _, param in self.module.named_parameters():
             param.grad = None
         self.transport = transports.of(group)
         self.reducer.move_to(group, self.transport, num_steps)

@@ -33,7 +33,7 @@ class Structure:
                 (self._dicts if isinstance(container, dict) else self._others).append(container)
         self._expected = list(chain.from_iterable(map(dict.values, self._dicts)))
         self._expected_of_others = self._contents_of_others()
-        self._known = {id(p) for p in module.parameters()}
+        self._known = {id(param) for _, param in module.named_parameters()}
 
     def unchanged(self) -> bool:
         """Whether the module has the same submodules and parameters as at construction."""
