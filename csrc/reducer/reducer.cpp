@@ -132,8 +132,9 @@ bool Reducer::prepare_forward(bool captured) {
         join_names(context_.params.names_of(diverged)) + "). No backward has averaged " +
         errors::by_number(count, "a gradient of this parameter", "gradients of these parameters") +
         " in between, so ranks may now have different parameters. For averaged gradients, call "
-        "model.synchronized_grads(loss, tensors). If ranks may differ for a while, or if the "
-        "script averages the gradients itself, call torch.autograd.grad() inside model.no_sync().");
+        "model.synchronized_grads(loss, tensors). If ranks may differ for a while, if the script "
+        "averages the gradients itself, or if it changes parameters by something else, call "
+        "torch.autograd.grad() inside model.no_sync().");
   }
   const auto never_came = forward_.never_came();
   forward_.restart();

@@ -186,7 +186,8 @@ void Step::check_unchanged(std::size_t param_index, const at::Tensor& grad) {
             context_.where(),
             "the gradient of parameter '" + context_.params.name(param_index) +
                 "' was changed in place after it had arrived and before it was copied into its "
-                "bucket, for example by a hook of another parameter. The average has the changed "
+                "bucket, for example by a hook of another parameter, or by a hook of its "
+                "AccumulateGrad node that is newer than the wrapper. The average has the changed "
                 "gradient. Change a gradient in a hook of its own parameter, or after backward(). "
                 "On a device, DDPX_SMALL_GRAD_BYTES=0 copies each gradient when it arrives, but "
                 "for the first step."));

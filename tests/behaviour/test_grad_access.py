@@ -322,3 +322,25 @@ def _check_post_sync_hook_steps(mode: str) -> None:
 @ref.modes
 def test_post_sync_hooks_that_interfere(ranks, mode, world):
     ref.on_ranks(ranks, world, _check_post_sync_hook_steps, mode)
+
+
+def _check_callback_of_a_script(mode: str) -> None:
+    """A callback that the first gradient's hook queues runs after the averages are written."""
+    ours, slow = ref.make_pair(ref.Net, mode)
+    param = ours.module.third.bias
+    seen: list[torch.Tensor] = []
+
+    def queue(_: torch.Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: seen.append(param.grad.clone())
+        )
+
+    param.register_post_accumulate_grad_hook(queue)
+    for number in range(3):
+        ref.check_steps(ours, slow, ref.plain_step, 1, first=number)
+        assert torch.equal(seen[number], param.grad)
+
+
+@ref.modes
+def test_callbacks_of_a_script_see_averages(ranks, mode, world):
+    ref.on_ranks(ranks, world, _check_callback_of_a_script, mode)

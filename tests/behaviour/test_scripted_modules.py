@@ -189,3 +189,15 @@ def _check_mixed_precision(name: str) -> None:
 @pytest.mark.parametrize("name", ["script", "loaded", "trace"])
 def test_mixed_precision_of_a_script(ranks, name):
     ranks(2).run(_check_mixed_precision, name)
+
+
+def _check_scripted_wrapper() -> None:
+    model = ReducerDDP(nn.Linear(2, 2))
+    remedy = r"ReducerDDP\(torch\.jit\.script\(module\)\)"
+    for outer in (model, nn.Sequential(model)):
+        with pytest.raises(NotImplementedError, match=remedy):
+            torch.jit.script(outer)
+
+
+def test_the_wrapper_is_not_compiled(ranks):
+    ranks(1).run(_check_scripted_wrapper)

@@ -65,6 +65,17 @@ class DDPInterface(nn.Module, Front, TorchOnlyNames):
         """
         return [name for name in super().__dir__() if name not in ATTRIBUTES_OF_WRAPPER]
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """torch.jit.script calls this method before it compiles the wrapper.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "torch.jit.script cannot compile a ReducerDDP, because its forward has any number of "
+            "arguments. Compile the module: ReducerDDP(torch.jit.script(module))."
+        )
+
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
         """Raises an error that :meth:`_get_ddp_logging_data` then has."""
         self._ddpx.error = f"{err_type.__name__}: {err_msg}"
