@@ -164,9 +164,9 @@ void ReducerContext::explain(const errors::Where& where, const std::string& what
     throw;
   } catch (const InternalError&) {
     throw;
-  } catch (const health::GroupFailed&) {
+  } catch (const health::GroupFailed& cause) {
     guard.explain_error({});
-    throw;
+    throw failed(cause.what());
   } catch (const DifferentCalls& cause) {
     guard.raise_mismatch(cause.how());
     throw failed(cause.what());
