@@ -195,6 +195,26 @@ def test_no_report_if_the_script_trains_on(pause_s: float, where: str) -> None:
     assert warns == (pause_s > 2), endings[0]
 
 
+def _drop_a_backward(pause_s: float) -> int:
+    """Every rank drops a step whose backward raises. The last rank trains on after a pause."""
+    model = ReducerDDP(_Net(), forward_sync_buffers=False)
+    let_meet(model)
+    for number in range(6):
+        if number == STEP:
+            handle = model.module.last.weight.register_hook(_raise)
+            with pytest.raises(ValueError, match="no such sample"):
+                _step(model)
+            handle.remove()
+            time.sleep(pause_s if _odd() else 0)
+        _step(model)
+    return model.reducer.num_steps
+
+
+def test_no_report_if_every_rank_met_the_error() -> None:
+    for ending in run_ranks(3, _drop_a_backward, 2.5):
+        assert ending.value == 6, ending
+
+
 def _evaluate_alone() -> int:
     """An error in an evaluation without gradients is no error of a step."""
     module = _Net()

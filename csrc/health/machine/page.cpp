@@ -60,7 +60,9 @@ void OwnPage::note(Doing doing) {
 
 void OwnPage::note_fault(Fault fault, const std::string& text) {
   page_->fault_text.write(text.substr(0, text.find('\n')));
-  page_->fault_ns.store(now_ns(), std::memory_order_relaxed);
+  auto faulty = page_->activity();
+  faulty.since_ns = now_ns();
+  page_->faulty.store(faulty);
   page_->fault.store(fault, std::memory_order_release);
 }
 

@@ -51,9 +51,9 @@ struct StatusPage {
   SharedText<8192> recorded;  // see RecordedCalls
   RecentSteps calls;
   FrozenParams frozen;
-  std::atomic<Fault> fault;       // kNone again when the rank begins a step
-  std::atomic<int64_t> fault_ns;  // when it was raised
-  SharedText<2048> fault_text;    // its first line
+  std::atomic<Fault> fault;     // kNone again when the rank begins a step
+  SharedActivity faulty;        // the activity that raised the last fault, and when
+  SharedText<2048> fault_text;  // its first line
   HostTable host;  // used on one page of each host; the last member, since its size varies
 
   Activity activity() const {

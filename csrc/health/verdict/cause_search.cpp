@@ -64,11 +64,18 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
 
 // Finds ranks whose scripts have caught an error of a step, and have not begun another step. An
 // error of the module's own code in a forward does not count: the script may need time to try the
-// step again, for example after a lack of memory. Warnings about the late rank have the error.
+// step again, for example after a lack of memory. An error of a step in which this rank raised an
+// error, too, does not count: the script may handle the error on all ranks, and one rank may take
+// longer. Warnings about the late rank have the error.
 std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
-  const auto is_faulty = [](const std::shared_ptr<Peer>& peer) {
+  const auto ours = state_.page.view().faulty.load();
+  const auto is_faulty = [&ours](const std::shared_ptr<Peer>& peer) {
     const auto& page = *peer->page();
-    return page.fault == Fault::kOfStep && now_ns() - page.fault_ns > times::kNextStep;
+    const auto theirs = page.faulty.load();
+    const bool raised_too =
+        ours.since_ns != 0 && ours.model == theirs.model && ours.step == theirs.step;
+    return page.fault == Fault::kOfStep && now_ns() - theirs.since_ns > times::kNextStep &&
+           !raised_too;
   };
   const auto peers = state_.peers.with_page();
   if (std::none_of(peers->begin(), peers->end(), is_faulty)) {

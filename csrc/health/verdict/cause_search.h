@@ -41,8 +41,9 @@ enum class Reason {
 //   3  if the store answers in time: otherwise messages of hosts are late, too
 //   4  except the rank that serves the store, if it is unknown and the store has ended
 //   5  if the rank that serves the store is on another host
-//   6  if that rank is missing in the call, and has not begun another step for 0.5 s. Numbers of
-//      calls alone do not count: they may be calls of the script, in which that rank is slower.
+//   6  if that rank is missing in the call, and has not begun another step for 0.5 s, and this rank
+//      raised no error in the same step. Numbers of calls alone do not count: they may be calls of
+//      the script, in which that rank is slower.
 //
 // After a timeout of the backend, kAllHadTime is left out, and kWaits replaces kSearchIsOver: ranks
 // that are silent or unknown may only be late.
