@@ -92,7 +92,7 @@ py::cpp_function returning_a_future(py::object hook) {
   return [hook = std::move(hook), future](const py::object& state, const py::object& bucket) {
     py::object result = hook(state, bucket);
     if (!py::isinstance(result, future)) {
-      throw py::type_error(
+      throw UserError(
           "Communication hook: callback must return a torch.futures.Future object, but got " +
           py::str(py::type::of(result).attr("__name__")).cast<std::string>() +
           ". Return the future of a collective call, with .then() to select the tensor, or return "
