@@ -102,7 +102,7 @@ py::cpp_function returning_a_future(py::object hook) {
   };
 }
 
-// An error of another type than RuntimeError.
+// An error of the user's hook whose type is not RuntimeError. The script gets the same object.
 class PythonHookError final : public HookError {
  public:
   explicit PythonHookError(const py::error_already_set& error)
@@ -126,6 +126,8 @@ class PythonHookError final : public HookError {
   py::error_already_set error_;
 };
 
+// Turns errors of the hook into HookError. A RuntimeError may come from the collective calls of the
+// hook.
 class UsersHook final : public c10d::PythonCommHook {
  public:
   using PythonCommHook::PythonCommHook;

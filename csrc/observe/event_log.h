@@ -41,7 +41,7 @@ struct Event {
 int64_t steady_now();
 
 // Any thread may add events, without a lock and without waiting. New events overwrite the oldest.
-// An event is lost if another thread still writes the event that it would overwrite.
+// A new event is lost if another thread is still writing the old event.
 class EventLog {
  public:
   // Has room for at least `capacity` events. UserError for more than 2^24 events.
@@ -67,7 +67,7 @@ class EventLog {
  private:
   // A sequence lock.
   struct alignas(32) Slot {
-    static constexpr uint64_t kWriting = 1;  // a thread has the other members for itself
+    static constexpr uint64_t kWriting = 1;  // a thread writes the other members
 
     std::atomic<uint64_t> sequence{0};  // (position + 1) << 8 | kind; 0: empty
     std::atomic<int64_t> time_ns{0};

@@ -52,8 +52,9 @@ bool all_agree(const std::vector<Event>& events) {
   });
 }
 
-// Each event says three times who added it: a mixture of two would show. A reader looks on
-// meanwhile. In the small ring, threads often write the same place at the same time.
+// Each event has the number of its thread in three members, so a mixture of two events is visible.
+// The main thread reads meanwhile. In the small ring, threads often write the same place at the
+// same time.
 class EventLogThreads : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(EventLogThreads, NoMixtures) {
