@@ -23,6 +23,7 @@
 #include "../health_c10d/group_monitor.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
+#include "python_calls.h"
 
 namespace py = pybind11;
 
@@ -36,9 +37,7 @@ void raise_in_python(const health::RankReport& report) {
   const py::gil_scoped_acquire gil;
   const py::object error = py::module_::import("ddpx.health.failure").attr("from_report")(report);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  python_error thrown;
-  thrown.persist();
-  throw thrown;
+  throw_python_error();
 }
 
 // Throws in a forked child, whose page is that of its parent.

@@ -6,8 +6,6 @@
 #include <vector>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
 #include "../buckets/grad_values.h"
 #include "../comm/builtin_hooks.h"
@@ -15,6 +13,8 @@
 #include "../reducer/reducer.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
+#include "python_calls.h"
+#include "users_hook.h"
 
 namespace py = pybind11;
 
@@ -28,46 +28,6 @@ struct OutsideTransforms {
       {c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
        c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
 };
-
-// Autograd's engine keeps the type of the error that is thrown.
-[[noreturn]] void throw_again(py::error_already_set& error) {
-  error.restore();
-  python_error thrown;
-  thrown.persist();  // gives what() a text
-  throw thrown;
-}
-
-// Wraps a Python function so that it may be called, and destroyed, without the GIL.
-std::function<void()> with_gil(py::function callback) {
-  const auto drop = [](py::function* function) {
-    if (Py_IsInitialized() == 0) {
-      return;  // the interpreter ends, and other threads cannot take the GIL any more
-    }
-    const py::gil_scoped_acquire gil;
-    delete function;
-  };
-  std::shared_ptr<py::function> held(new py::function(std::move(callback)), drop);
-  return [held] {
-    const py::gil_scoped_acquire gil;
-    try {
-      (*held)();
-    } catch (py::error_already_set& error) {
-      throw_again(error);
-    }
-  };
-}
-
-std::optional<std::string> attempt(const std::function<void()>& work) {
-  try {
-    work();
-    return std::nullopt;
-  } catch (python_error& error) {
-    error.persist();  // takes the error from the interpreter
-    return error.what();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
 
 class PythonLink final : public GradLink {
  public:
@@ -84,65 +44,6 @@ class PythonLink final : public GradLink {
  private:
   std::function<void()> pull_;
   std::function<void()> push_;
-};
-
-// torch's class turns None into a null pointer and dereferences it.
-py::cpp_function returning_a_future(py::object hook) {
-  const py::object future = py::module_::import("torch._C").attr("Future");
-  return [hook = std::move(hook), future](const py::object& state, const py::object& bucket) {
-    py::object result = hook(state, bucket);
-    if (!py::isinstance(result, future)) {
-      throw UserError(
-          "Communication hook: callback must return a torch.futures.Future object, but got " +
-          py::str(py::type::of(result).attr("__name__")).cast<std::string>() +
-          ". Return the future of a collective call, with .then() to select the tensor, or return "
-          "a torch.futures.Future whose result is set.");
-    }
-    return result;
-  };
-}
-
-// An error of the user's hook whose type is not RuntimeError. The script gets the same object.
-class PythonHookError final : public HookError {
- public:
-  explicit PythonHookError(const py::error_already_set& error)
-      : HookError(error.what(), error.matches(PyExc_RuntimeError)), error_(error) {}
-
-  void raise_own(const std::string& note) const override {
-    const py::gil_scoped_acquire gil;
-    try {
-      const char* name = "__notes__";  // Python 3.11 and later print them
-      py::list notes = py::getattr(error_.value(), name, py::list());
-      notes.append(note);
-      py::setattr(error_.value(), name, notes);
-    } catch (const py::error_already_set&) {
-      // the error takes no notes
-    }
-    auto error = error_;
-    throw_again(error);
-  }
-
- private:
-  py::error_already_set error_;
-};
-
-// Turns errors of the hook into HookError. A RuntimeError may come from the collective calls of the
-// hook.
-class UsersHook final : public c10d::PythonCommHook {
- public:
-  using PythonCommHook::PythonCommHook;
-
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    try {
-      return PythonCommHook::runHook(bucket);
-    } catch (const py::error_already_set& error) {
-      const py::gil_scoped_acquire gil;
-      if (error.type().ptr() == PyExc_RuntimeError) {
-        throw HookError(error.what(), /*may_be_of_call=*/true);
-      }
-      throw PythonHookError(error);
-    }
-  }
 };
 
 void bind_report(py::module_& module) {
@@ -338,8 +239,7 @@ void bind_reducer(py::module_& module) {
       .def(
           "set_comm_hook",
           [](Reducer& reducer, py::object state, py::object hook) {
-            auto comm_hook =
-                std::make_shared<UsersHook>(std::move(state), returning_a_future(std::move(hook)));
+            auto comm_hook = make_users_hook(std::move(state), std::move(hook));
             const py::gil_scoped_release no_gil;
             reducer.set_comm_hook(std::move(comm_hook));
           },

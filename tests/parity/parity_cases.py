@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -157,6 +158,8 @@ class Case:
 _UNUSED = ("find unused", "find unused view")
 _STATIC = ("static", "static view")
 
+SPARSE = "sparse embedding"
+
 CASES = (
     Case("MLP", Mlp, _features),
     Case("MLP, fp64", lambda: Mlp(torch.float64), _double_features),
@@ -172,7 +175,7 @@ CASES = (
     Case("lazy gradients, kept", LazyGrads, _features, training={"set_to_none": None}),
     Case("lazy gradients, zeroed", LazyGrads, _features, training={"set_to_none": False}),
     Case("fp32 and fp64 mixed", MixedDtypes, _features),
-    Case("sparse embedding", SparseEmbeddings, _tokens, training={"make_optimizer": _plain_sgd}),
+    Case(SPARSE, SparseEmbeddings, _tokens, training={"make_optimizer": _plain_sgd}),
     Case("accumulation with no_sync", Mlp, _accumulate),
     # Begins without synchronization, for which DDP fails an assertion in a static graph.
     Case(
@@ -199,6 +202,28 @@ CASES = (
 CASES_BY_NAME = {case.name: case for case in CASES}
 
 
+_ONE_THREAD = "gloo_one_thread"
+
+
+@functools.cache
+def _one_thread_gloo() -> dist.ProcessGroup:
+    """All ranks. Sparse sums of two gloo threads may corrupt memory (docs/divergences.md)."""
+
+    def make(store: Any, rank: int, size: int, timeout: timedelta) -> dist.Backend:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        options._threads, options._timeout = 1, timeout
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    dist.Backend.register_backend(_ONE_THREAD, make, devices=["cpu"])
+    return dist.new_group(backend=_ONE_THREAD)
+
+
+def _gloo_for(case_name: str, device: str) -> dist.ProcessGroup | None:
+    """The group of a training whose buckets are calls of the group. None: the default group."""
+    return _one_thread_gloo() if case_name == SPARSE and device == "cpu" else None
+
+
 # Where the buckets of ReducerDDP move: a gloo group, shared memory beside the group, a shm group.
 TRANSPORTS = ("gloo", "shm beside gloo", "shm")
 
@@ -214,10 +239,10 @@ def compare_case(
 ) -> dict[str, Comparison]:
     """Runs on every rank: one case in one mode with all caps, under DDP and ReducerDDP.
 
-    DDP uses the default group, which has gloo on CPU. ``transport`` is one of :data:`TRANSPORTS`.
+    DDP uses a gloo group on CPU. ``transport`` is one of :data:`TRANSPORTS`.
     """
     options: dict[str, Any] = {
-        "gloo": {"transport": "group"},
+        "gloo": {"transport": "group", "process_group": _gloo_for(case_name, device)},
         "shm beside gloo": {},
         "shm": {},
     }[transport]
@@ -232,11 +257,14 @@ def compare_wrapper(
     """Like compare_case, with any wrapper. DDP's parts raise while ``own_wrapper`` trains."""
     torch.backends.cudnn.deterministic = True
     case = CASES_BY_NAME[case_name]
+    reference = functools.partial(
+        DistributedDataParallel, process_group=_gloo_for(case_name, device)
+    )
     comparisons = {}
     for caps_name, caps in CAPS.items():
         traces = []
         for wrapper, environment in (
-            (DistributedDataParallel, nullcontext),
+            (reference, nullcontext),
             (own_wrapper, ddp_poisoned),
         ):
             wrap = _wrap_each_child(wrapper) if case.wrap_each_child else wrapper
