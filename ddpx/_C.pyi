@@ -299,6 +299,9 @@ def set_health_log_reader(start: Callable[[], object] | None) -> None:
     """``start`` starts a thread that reads records. With None, no further thread starts."""
 
 def answer_stack_request(token: int, stack: str) -> None: ...
+def abort_group(process_group: dist.ProcessGroup) -> None:
+    """Ends the calls of a group that is no longer used, on a device, too."""
+
 def await_watchdogs_of_aborted() -> None: ...
 def publish_recorded_calls(token: int, calls: Sequence[tuple[int, str]]) -> None: ...
 def explain_error(said: str) -> None:

@@ -349,6 +349,7 @@ void bind_health(py::module_& module) {
       py::arg("calls"),
       NoGil());
   health::interrupt = &raise_in_main_thread;
+  module.def("abort_group", &abort_and_keep, py::arg("process_group").none(false), NoGil());
   module.def("await_watchdogs_of_aborted", &await_watchdogs_of_aborted, NoGil());
   module.def(
       "fail_rank",

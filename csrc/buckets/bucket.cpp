@@ -1,5 +1,6 @@
 #include "bucket.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -40,7 +41,7 @@ Bucket::Bucket(
     numel_ += params[param_index].numel();
   }
   if (!lazy) {
-    allocate(collective, params);
+    allocate(collective, params, /*captured=*/false);
   }
 }
 
@@ -62,14 +63,18 @@ void Bucket::pack_small_together(int64_t below) {
   }
 }
 
-void Bucket::allocate(Collective& collective, const std::vector<at::Tensor>& params) {
-  buffer_ = collective.allocate(numel_, at::TensorOptions(dtypes_.summed).device(device_));
+void Bucket::allocate(
+    Collective& collective, const std::vector<at::Tensor>& params, bool captured) {
+  const auto options = at::TensorOptions(dtypes_.summed).device(device_);
+  // The memory of a backend would outlive the capture without belonging to the graph.
+  buffer_ = captured ? at::empty({numel_}, options) : collective.allocate(numel_, options);
   for (auto& slot : slots_) {
     slot.view = slot_view(buffer_, slot.offset, params[slot.param_index]);
   }
 }
 
-bool Bucket::ensure_memory(Collective& collective, const std::vector<at::Tensor>& params) {
+bool Bucket::ensure_memory(
+    Collective& collective, const std::vector<at::Tensor>& params, bool captured) {
   if (has_memory()) {
     if (allocated_on_) {
       // The stream of the allocation may still use what was in the memory before.
@@ -78,7 +83,7 @@ bool Bucket::ensure_memory(Collective& collective, const std::vector<at::Tensor>
     return false;
   }
   const at::NoGradGuard no_grad;
-  allocate(collective, params);
+  allocate(collective, params, captured || is_capturing(device_));
   allocated_on_ = current_stream(device_);
   return true;
 }
@@ -101,8 +106,15 @@ void Bucket::set_sparse(at::Tensor grad) {
 }
 
 void Bucket::keep_for_streams() const {
-  if (buffer_.defined() && !sparse_) {
-    streams_.keep_alive(buffer_);
+  if (!buffer_.defined() || sparse_) {
+    return;
+  }
+  streams_.keep_alive(buffer_);
+  if (in_flight_ && in_flight_->future) {
+    // A hook may write into the buffer behind its collective call, on a stream of its own. The
+    // stream of the callback waits for the future.
+    in_flight_->future->addCallback(
+        [buffer = buffer_](c10::ivalue::Future& /*future*/) { keep_for_current_stream(buffer); });
   }
 }
 

@@ -54,8 +54,10 @@ class Bucket {
   }
 
   // Allocates the buffer of a lazy bucket, and returns true if there was none. The current stream
-  // may write to the buffer afterwards.
-  bool ensure_memory(Collective& collective, const std::vector<at::Tensor>& params);
+  // may write to the buffer afterwards. `captured`: a graph is captured, which torch 2.11 cannot
+  // tell.
+  bool ensure_memory(
+      Collective& collective, const std::vector<at::Tensor>& params, bool captured = false);
 
   // Drops the buffer of a dense bucket. Gradients that lie in the buffer keep its memory.
   void free_memory();
@@ -132,9 +134,9 @@ class Bucket {
   // Makes the current stream wait for everything that was packed. To be called before launch().
   void prepare_launch();
 
-  // A backward has ended without an error: see StreamSet::forget().
+  // A backward has ended without an error: see StreamSet::restart().
   void forget_streams() {
-    streams_.forget();
+    streams_.restart(device_);
   }
 
   // Divides the packed buffer in place.
@@ -176,7 +178,7 @@ class Bucket {
   }
 
   // To be called before the bucket is dropped. Keeps the memory from reuse until all streams that
-  // used the bucket have passed this point.
+  // used the bucket have passed this point, and until the hook of a reduction in flight has ended.
   void keep_for_streams() const;
 
   // What was packed for `slot`.
@@ -193,7 +195,7 @@ class Bucket {
  private:
   Bucket() = default;
 
-  void allocate(Collective& collective, const std::vector<at::Tensor>& params);
+  void allocate(Collective& collective, const std::vector<at::Tensor>& params, bool captured);
 
   // The result of `source`, as elements of the buffer. UserError if it does not fit.
   at::Tensor as_reduced(const at::Tensor& result, const std::string& source) const;

@@ -1,15 +1,23 @@
 #include "bucket_set.h"
 
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
 #include "packing.h"
+#include "param_grad.h"
 
 namespace ddpx {
 
 void BucketSet::install(BucketPlan plan, std::vector<Bucket> buckets) {
+  keep_for_streams();
+  plan_ = std::move(plan);
+  buckets_ = std::move(buckets);
+}
+
+void BucketSet::keep_for_streams() const {
   for (const auto& bucket : buckets_) {
     bucket.keep_for_streams();
   }
-  plan_ = std::move(plan);
-  buckets_ = std::move(buckets);
 }
 
 void BucketSet::free_memory() {
@@ -25,6 +33,21 @@ void BucketSet::take_grads(const std::vector<at::Tensor>& params) {
     }
     for (const auto& slot : bucket.slots()) {
       move_into_slot(bucket, slot, params[slot.param_index]);
+    }
+  }
+}
+
+void BucketSet::clear_in_flight(const std::vector<at::Tensor>& params) {
+  const at::NoGradGuard no_grad;
+  for (const auto& bucket : buckets_) {
+    if (!bucket.in_flight() || !bucket.can_hold_grads()) {
+      continue;
+    }
+    for (const auto& slot : bucket.slots()) {
+      const auto& param = params[slot.param_index];
+      if (grad_of(param).defined() && grad_of(param).is_alias_of(slot.view)) {
+        replace_grad(param, at::zeros_like(grad_of(param)));
+      }
     }
   }
 }

@@ -22,6 +22,9 @@ class BucketSet {
   // Replaces the plan and the buckets. Streams may still use the old buckets.
   void install(BucketPlan plan, std::vector<Bucket> buckets);
 
+  // To be called before the set is dropped, if streams may still use its buckets.
+  void keep_for_streams() const;
+
   // Drops the memory of all dense buckets.
   void free_memory();
 
@@ -49,6 +52,10 @@ class BucketSet {
   void wait_for_streams();
   // A backward has ended without an error.
   void forget_streams();
+
+  // The step has broken off. Peers may still write into a bucket in flight, so a gradient that lies
+  // there becomes zeros in other memory.
+  void clear_in_flight(const std::vector<at::Tensor>& params);
 
   // A captured step has failed.
   void drop_captured();

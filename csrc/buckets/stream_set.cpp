@@ -33,6 +33,14 @@ void StreamSet::wait(c10::Device device) {
   awaited_.clear();
 }
 
+void StreamSet::restart(c10::Device device) {
+  awaited_.clear();
+  all_.clear();
+  if (const auto stream = current_stream(device)) {
+    all_.push_back(*stream);
+  }
+}
+
 bool StreamSet::only_current(c10::Device device) const {
   const auto current = current_stream(device);
   return std::all_of(

@@ -27,15 +27,18 @@ class StreamSet {
   // Whether no added stream is another one than the current stream of `device`.
   bool only_current(c10::Device device) const;
 
-  // No later work needs to wait for the added streams. For the end of a backward: autograd then
-  // makes the stream of the caller wait for the streams of all gradients, and the caller orders its
-  // own streams between steps, as with DDP. During the capture of a graph, no stream can wait for
-  // a stream of an earlier step.
+  // No later work needs to wait for the added streams. During the capture of a graph, no stream can
+  // wait for a stream of an earlier step.
   void forget() {
     awaited_.clear();
   }
 
-  // Keeps the memory of `tensor` unchanged until all streams that were ever added have passed this
+  // For the end of a backward: autograd then makes the stream of the caller, which is current, wait
+  // for the streams of all gradients, and the caller orders its own streams between steps, as with
+  // DDP. So only this stream remains.
+  void restart(c10::Device device);
+
+  // Keeps the memory of `tensor` unchanged until all streams that were added have passed this
   // point, also if the tensor is dropped.
   void keep_alive(const at::Tensor& tensor) const;
 

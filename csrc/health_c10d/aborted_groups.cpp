@@ -86,6 +86,15 @@ void keep_aborted(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   any_kept = true;
 }
 
+void abort_and_keep(const c10::intrusive_ptr<c10d::ProcessGroup>& group) noexcept {
+  try {
+    keep_aborted(group);
+    group->abort();
+  } catch (const std::exception&) {
+    // The backend cannot abort, or is aborted already. Its calls end by their timeouts.
+  }
+}
+
 void await_watchdogs_of_aborted() {
   const auto deadline = steady_clock::now() + kMostTime;
   int num_idle = 0;

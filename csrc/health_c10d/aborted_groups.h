@@ -11,6 +11,10 @@ namespace ddpx {
 // without the destructors of static objects. Has no effect for other groups. Thread-safe.
 void keep_aborted(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
+// Keeps and aborts a group. A backend that cannot abort is left as it is. The abort may take long.
+// Thread-safe.
+void abort_and_keep(const c10::intrusive_ptr<c10d::ProcessGroup>& group) noexcept;
+
 // At the end of the script, without the GIL. After an error, torch's watchdog threads compute the
 // tracebacks of calls for some seconds, for which they need the interpreter. Waits until they are
 // idle, at most for 20 s. Returns at once if no group was kept.

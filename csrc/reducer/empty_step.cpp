@@ -16,6 +16,12 @@ std::optional<WeightSum> no_weight(const ReducerContext& context) {
 EmptyStep::EmptyStep(ReducerContext& context)
     : context_(context), collectives_(context, no_weight(context)) {}
 
+EmptyStep::~EmptyStep() {
+  for (const auto& [bucket_index, zeros] : zeros_) {
+    zeros.keep_for_streams();  // after an error, some may be in flight
+  }
+}
+
 std::optional<UserError> EmptyStep::run() {
   for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
     if (!collectives_.predicted_unused(b)) {

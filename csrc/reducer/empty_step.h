@@ -17,6 +17,9 @@ class EmptyStep {
  public:
   // `context` must outlive the step.
   explicit EmptyStep(ReducerContext& context);
+  ~EmptyStep();
+  EmptyStep(const EmptyStep&) = delete;
+  EmptyStep& operator=(const EmptyStep&) = delete;
 
   // Makes all calls, and waits for them. Returns the error that all ranks find in the step.
   std::optional<UserError> run();

@@ -35,8 +35,13 @@ Reducer::Reducer(Params params, ReducerOptions options, std::shared_ptr<Collecti
 
 Reducer::~Reducer() {
   for_watchdog_->revoke();
-  const bool in_step =
-      context_.progress.phase != Phase::kIdle && context_.progress.phase != Phase::kReady;
+  try {
+    context_.buckets.keep_for_streams();
+  } catch (const std::exception&) {
+    // The device has failed, so no stream uses the buckets any more.
+  }
+  const auto phase = context_.progress.phase;
+  const bool in_step = phase != Phase::kIdle && phase != Phase::kReady && phase != Phase::kFailed;
   if (in_step || in_backward()) {
     context_.params.abandon_hooks();
   }
@@ -64,8 +69,9 @@ void Reducer::raise(const UserError& error) {
   throw UserError(error);
 }
 
-void Reducer::check_idle(const char* call) const {
+void Reducer::check_idle(const char* call) {
   check_not_pending(call);
+  recover_if_failed();
   if (context_.progress.phase != Phase::kIdle) {
     throw errors::inside_backward(context_.where(), call);
   }

@@ -299,7 +299,7 @@ class Reducer final : public GradListener,
   bool awaits_abort() const;
   Lock lock_after_abort() const;
   Lock lock_between_steps() const;
-  void check_idle(const char* call) const;
+  void check_idle(const char* call);
   bool in_backward() const;
   void check_outside_backward(const char* call) const;
   void check_not_pending(const char* call) const;
@@ -347,8 +347,11 @@ class Reducer final : public GradListener,
 
   // A step that broke off.
   void abandon_step() noexcept;
-  void fail() noexcept;
-  void recover(bool captured = false);
+  void fail(bool recovers = true) noexcept;
+  void break_off();
+  void recover();
+  void recover_if_failed();
+  void recover_in_backward();
 
   const std::shared_ptr<Revocable<Reducer>> for_watchdog_;
   ReducerContext context_;

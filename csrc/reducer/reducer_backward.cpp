@@ -18,6 +18,7 @@ void Reducer::on_output_grad(ForwardSync forward) {
   if (running_task::runs_whole_graph()) {
     check_not_pending("a backward");
   }
+  recover_in_backward();
   emit(StepEvent::kOutputReached);
   if (!sync_enabled_ && joined_step_ == JoinedStep::kAverages && forward == ForwardSync::kOn &&
       running_task::runs_whole_graph()) {
@@ -97,10 +98,8 @@ void Reducer::on_grad(std::size_t param_index) {
   if (has_yielded()) {
     return;
   }
-  if (context_.progress.phase == Phase::kFailed) {
-    recover();
-  } else if (
-      context_.progress.phase != Phase::kCollecting && context_.progress.phase != Phase::kIdle) {
+  recover_in_backward();
+  if (context_.progress.phase != Phase::kCollecting && context_.progress.phase != Phase::kIdle) {
     refuse_grad(param_index);
   }
   context_.params.links().pull(param_index);

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "../autograd/running_task.h"
+#include "../buckets/device_stream.h"
 #include "reducer.h"
 
 namespace ddpx {
@@ -10,9 +11,7 @@ namespace ddpx {
 // step awaits finalize_backward().
 void Reducer::settle(const char* call) {
   check_not_pending(call);
-  if (context_.progress.phase == Phase::kFailed) {
-    recover();
-  }
+  recover_if_failed();
   if (context_.progress.phase == Phase::kCollecting && scope_.empty() &&
       !running_task::in_backward()) {
     const auto missing = step_->missing();
@@ -48,27 +47,59 @@ void Reducer::abandon_step() noexcept {
   // If the group has failed, peers finish no step either.
   const bool matched = !context_.guard.failed() && step_->match_peers();
   auto unused_streaks = context_.history.use.unused_streaks;
-  fail();
+  // On a device this may be an engine thread, with other streams, and the script may change
+  // gradients meanwhile. So the next call of the script recovers. In a capture, buckets stay.
+  fail(/*recovers=*/context_.params.device().is_cpu() || context_.progress.captured);
   if (matched) {
     context_.history.use.unused_streaks = std::move(unused_streaks);
   }
 }
 
-void Reducer::fail() noexcept {
+void Reducer::fail(bool recovers) noexcept {
   try {
-    context_.go_to(Phase::kFailed);
-    recover(context_.progress.captured);
+    break_off();
+    if (recovers) {
+      recover();
+    }
   } catch (...) {
     // Out of memory, for example. The next step calls recover() again and raises its error.
   }
 }
 
-void Reducer::recover(bool captured) {
-  auto& context = context_;
+// Ends the step. Uses no gradients.
+void Reducer::break_off() {
+  context_.go_to(Phase::kFailed);
   step_.reset();
+  if (context_.use_is_exchanged()) {
+    context_.history.use.forget(context_.params.device());
+  }
+  forward_.give_up();
+  context_.observer.clock().skip_step();
+  context_.observer.peers().break_off();
+}
+
+void Reducer::recover_if_failed() {
+  if (context_.progress.phase == Phase::kFailed) {
+    recover();
+  }
+}
+
+// No forward has come since the last backward, which has raised.
+void Reducer::recover_in_backward() {
+  if (context_.progress.phase == Phase::kFailed) {
+    recover();
+    context_.buckets.wait_for_streams();  // later launches wait for the current stream
+  }
+}
+
+// From phase kFailed. Puts gradients and buckets in order for the next step.
+void Reducer::recover() {
+  auto& context = context_;
+  const bool captured = context.progress.captured || is_capturing(context.params.device());
   dist_grads_.end(context.params.leaves(), /*averaged=*/false);
   if (captured) {
-    // Captured work never runs. Memory that is allocated now might belong to the graph.
+    // Memory that is allocated now might belong to the graph. The work of a step whose capture has
+    // failed never runs, and the work of earlier steps has ended before the capture.
     context.buckets.drop_captured();
   } else {
     // Autograd does not wait for the streams of gradients after an abort. The casts, and with views
@@ -76,6 +107,9 @@ void Reducer::recover(bool captured) {
     context.buckets.wait_for_streams();
   }
   context.params.links().pull_all();
+  if (!captured && !context.params.device().is_cpu()) {
+    context.buckets.clear_in_flight(context.params.tensors());
+  }
   if (context.options.precision.compute) {
     for (std::size_t i = 0; i < context.params.size(); ++i) {
       context.cast_grad_to_local(i);
@@ -87,13 +121,7 @@ void Reducer::recover(bool captured) {
   if (!captured) {
     context.replace_buckets(context.buckets.plan());
   }
-  if (context.use_is_exchanged()) {
-    context.history.use.forget(context.params.device());
-  }
-  forward_.give_up();
   context_.go_to(Phase::kIdle);
-  context.observer.clock().skip_step();
-  context.observer.peers().break_off();
 }
 
 void Reducer::reset() {
@@ -108,11 +136,9 @@ void Reducer::reset() {
     abandon_step();
   }
   if (context_.progress.phase == Phase::kCollecting) {
-    context_.go_to(Phase::kFailed);
+    break_off();
   }
-  if (context_.progress.phase == Phase::kFailed) {
-    recover();
-  }
+  recover_if_failed();
 }
 
 }  // namespace ddpx

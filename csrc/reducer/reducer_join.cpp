@@ -29,9 +29,7 @@ void Reducer::check_joined_step() {
 void Reducer::shadow_step() {
   const auto lock = lock_after_abort();
   const ExclusiveMutex::Occupation occupation(context_.mutex);
-  if (context_.progress.phase == Phase::kFailed) {
-    recover();
-  }
+  recover_if_failed();
   check_peers();
   check_idle("join()");
   context_.go_to(Phase::kCollecting);

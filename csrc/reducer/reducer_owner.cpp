@@ -71,7 +71,8 @@ void Reducer::reclaim() {
   }
   if (missing_from(context_.params, owner->context_.params).empty()) {
     const auto lock = owner->context_.mutex.try_lock();
-    if (lock && owner->context_.progress.phase == Phase::kIdle &&
+    const auto& phase = owner->context_.progress.phase;
+    if (lock && (phase == Phase::kIdle || phase == Phase::kFailed) &&
         !owner->context_.mutex.occupied_by_other()) {
       owner->owner_ = weak_from_this();
       owner_.reset();

@@ -9,9 +9,7 @@ namespace ddpx {
 bool Reducer::rebuild_buckets() {
   const auto lock = lock_after_abort();
   check_not_pending("_rebuild_buckets()");
-  if (context_.progress.phase == Phase::kFailed) {
-    recover();
-  }
+  recover_if_failed();
   return context_.progress.phase == Phase::kIdle && rebuild_if_due();
 }
 

@@ -64,6 +64,7 @@ void Reducer::set_manual_finalization(bool required) {
     return;
   }
   check_not_pending("a change of require_manual_backward_finalization");
+  recover_if_failed();
   if (context_.progress.phase != Phase::kIdle || forward_.awaits_backward() || !scope_.empty()) {
     raise(
         "require_manual_backward_finalization cannot be changed after forward while a backward "
@@ -111,6 +112,7 @@ void Reducer::prepare_for_backward() {
 void Reducer::remove_hooks() {
   const auto lock = lock_after_abort();
   check_not_pending("_remove_autograd_hooks()");
+  recover_if_failed();
   if (context_.progress.phase != Phase::kIdle || in_backward()) {
     throw context_.error(
         "hooks cannot be removed while a backward runs. Remove the hooks between steps.");
@@ -137,9 +139,7 @@ void Reducer::set_collective(
   forward_.restart();
   awaited_.move_to(context_.progress.num_steps);
   publish_to(std::move(monitor));
-  if (context_.progress.phase == Phase::kFailed) {
-    recover();
-  }
+  recover_if_failed();
 }
 
 // ---- observers and state ------------------------------------------------------------------------

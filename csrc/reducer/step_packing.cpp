@@ -79,7 +79,7 @@ void Step::keep(std::size_t param_index, at::Tensor grad) {
 // there, as in DDP: the gradient that has just arrived, and gradients of earlier backwards.
 void Step::ensure_memory(Bucket& bucket) {
   const auto& tensors = context_.params.tensors();
-  if (!bucket.ensure_memory(*context_.collective, tensors) ||
+  if (!bucket.ensure_memory(*context_.collective, tensors, context_.progress.captured) ||
       place_in(bucket) != GradPlace::kInSlot) {
     return;
   }

@@ -97,6 +97,13 @@ class Regrouping:
                     (set_timeout or backend._set_default_timeout)(recipe.timeout)
 
 
+def abort_other_groups(group: dist.ProcessGroup) -> None:
+    """Aborts the calls on a device of all groups but ``group``. Lost ranks never end them."""
+    for other in list(c10d._world.pg_map):
+        if other is not group and any(device.type != "cpu" for device in other._device_types):
+            _C.abort_group(other)
+
+
 def destroy_groups() -> None:
     """Destroys all groups of this process, without a wait for pending work.
 

@@ -21,7 +21,7 @@ from ddpx.ddp.fronts.front import Front
 from ddpx.ddp.fronts.lookup import front_of
 from ddpx.ddp.replica import ownership
 from ddpx.elastic import errors, state_check
-from ddpx.elastic.regroup import Regrouping
+from ddpx.elastic.regroup import Regrouping, abort_other_groups
 from ddpx.elastic.survivor_agreement import ACCEPTED, READY, Agreement, Rendezvous, SurvivorState
 from ddpx.errors import nobody_watches
 from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
@@ -143,7 +143,8 @@ def shrink(
             f"{reason}. {errors.FROM_CHECKPOINT}"
         )
     if front._ddpx.device.type != "cpu":
-        torch.accelerator.synchronize(front._ddpx.device)  # the abort has ended all-reduces
+        abort_other_groups(front.process_group)  # ddpx has aborted the wrapper's group
+        torch.accelerator.synchronize(front._ddpx.device)
     front.reducer.reset()
     num_steps = state_check.num_applied_steps(front)
     state = SurvivorState(
@@ -357,7 +358,7 @@ def _why_not(model: Front, stateful: Sequence[Stateful]) -> str | None:
         )
     if model._join_config.enable:
         return "it is inside join(), where ranks may be at different batches"
-    if model.device_mesh is not None:
+    if getattr(model, "device_mesh", None) is not None:
         return "it was made with a device_mesh, and the mesh would still contain the lost ranks"
     if model.reducer.recorded:
         return (

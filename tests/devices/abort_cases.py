@@ -15,6 +15,7 @@ from typing import Any
 import late_device
 import torch
 import torch.distributed as dist
+from device_ranks import keep_busy
 from stream_cases import (
     Pairs,
     accumulate_on,
@@ -237,7 +238,7 @@ def packed_at_an_abort(device: str, **options: Any) -> Pairs:
             backward(loss_of(module[: number_used(step, dist.get_rank())], x))
         except ValueError:
             assert raises
-            while ours.reducer.phase != _C.Phase.IDLE:  # an engine thread ends the step
+            while ours.reducer.phase == _C.Phase.COLLECTING:  # an engine thread ends the step
                 time.sleep(0.001)
             for stream in streams:
                 main.wait_stream(stream)
@@ -248,18 +249,23 @@ def packed_at_an_abort(device: str, **options: Any) -> Pairs:
     return pairs
 
 
-def raised_in_mid_backward(device: str, **options: Any) -> Pairs:
-    """Backward raises on every rank. The next steps are correct."""
+def raised_in_mid_backward(device: str, zeroes: bool = False, **options: Any) -> Pairs:
+    """Backward raises on every rank. The next steps are correct.
+
+    ``zeroes``: Gradients are zeroed in place, while all-reduces of the failed step still run.
+    """
     module = layers(device)
     ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
     pairs: Pairs = []
     for step in range(5):
         expected = expected_grads(module, loss_of, step)
-        ours.zero_grad()
+        ours.zero_grad(set_to_none=not zeroes)
         raises = step in (0, 3)
         hook = module[1].weight.register_hook(fail) if raises else None
+        slow = late_device.slow("allreduce", 60) if zeroes and device == "late" else None
         try:
-            backward(loss_of(ours, batch(device, step)))
+            with slow or contextlib.nullcontext():
+                backward(loss_of(ours, batch(device, step)))
         except ValueError:
             assert raises
         else:
@@ -268,3 +274,70 @@ def raised_in_mid_backward(device: str, **options: Any) -> Pairs:
         if hook is not None:
             hook.remove()
     return pairs
+
+
+def repeats_a_backward(device: str, zeroes: bool = False, **options: Any) -> Pairs:
+    """Backward raises on every rank, and runs again without a new forward."""
+    module = layers(device)
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+    pairs: Pairs = []
+    for step in range(5):
+        expected = expected_grads(module, loss_of, step)
+        ours.zero_grad(set_to_none=not zeroes)
+        loss = loss_of(ours, batch(device, step))
+        if step in (0, 3):
+            hook = module[1].weight.register_hook(fail)
+            with contextlib.suppress(ValueError):
+                loss.backward(retain_graph=True)
+            hook.remove()
+            ours.zero_grad(set_to_none=not zeroes)
+        backward(loss)
+        pairs += pair_up(module, expected)
+    return pairs
+
+
+def raised_on_a_side_stream(device: str, **options: Any) -> Pairs:
+    """The script trains on a side stream, which is busy. A backward raises at the last layer.
+
+    Returns the gradients of this layer before the backward and after reset().
+    """
+    side = torch.Stream(device=device)
+    pairs: Pairs = []
+    with side:
+        module = layers(device)
+        ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+        for step in range(5):
+            ours.zero_grad()
+            backward(loss_of(ours, batch(device, step)))
+            before = [module[0].weight.grad.cpu()]
+            loss = loss_of(ours, batch(device, step))
+            keep_busy(device, 60)
+            hook = module[0].weight.register_hook(fail)
+            with contextlib.suppress(ValueError):
+                loss.backward()
+            hook.remove()
+            ours.reset()
+            pairs += pair_up(module[:1], before)
+    return pairs
+
+
+def cleared_while_aborts_are_reported(device: str, **options: Any) -> int:
+    """In each of 100 steps backward raises, and the script clears the gradients at once.
+
+    Returns the number of steps.
+    """
+    torch.manual_seed(1)
+    module = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(150))).to(device)
+    ours = ReducerDDP(module, bucket_cap_mb=0.01, **options)
+    x = torch.randn(4, 8).to(device)
+    for _ in range(3):
+        ours(x).sum().backward()
+    for _ in range(100):
+        loss = ours(x).sum()
+        hook = module[0].weight.register_hook(fail)
+        with contextlib.suppress(ValueError):
+            loss.backward()
+        for param in module.parameters():
+            param.grad = None
+        hook.remove()
+    return ours.reducer.num_steps

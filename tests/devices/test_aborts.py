@@ -66,8 +66,35 @@ def test_peers_of_an_abort_hear_of_a_gradient_that_is_not_finite(ranks, device, 
 
 @on_devices(1, 2)
 @pytest.mark.parametrize("mode", MODES)
-def test_an_exception_in_mid_backward(ranks, device, mode):
-    check(ranks.run(cases.raised_in_mid_backward, device, **MODES[mode]))
+@pytest.mark.parametrize("zeroes", [False, True], ids=["", "zeroed"])
+def test_an_exception_in_mid_backward(ranks, device, mode, zeroes):
+    check(ranks.run(cases.raised_in_mid_backward, device, zeroes, **MODES[mode]))
+
+
+@on_devices(1, 2)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("zeroes", [False, True], ids=["", "zeroed"])
+def test_a_backward_that_is_repeated_without_a_forward(ranks, device, mode, zeroes):
+    check(ranks.run(cases.repeats_a_backward, device, zeroes, **MODES[mode]))
+
+
+ALSO = {
+    "static view": {"static_graph": True, "gradient_as_bucket_view": True},
+    "lazy view": {"lazy_bucket_allocation": True, "gradient_as_bucket_view": True},
+}
+
+
+@on_devices(1, 2)
+@pytest.mark.parametrize("mode", [*MODES, *ALSO])
+def test_the_stream_of_the_script_waits_for_what_an_abort_copies(ranks, device, mode):
+    check(ranks.run(cases.raised_on_a_side_stream, device, **{**MODES, **ALSO}[mode]))
+
+
+@on_devices(1, 2)
+@pytest.mark.parametrize("mode", ["default", "view", "lazy view"])
+def test_gradients_may_be_cleared_while_an_abort_is_reported(ranks, device, mode):
+    case = cases.cleared_while_aborts_are_reported
+    assert set(ranks.run(case, device, timeout=90, **{**MODES, **ALSO}[mode])) == {3}
 
 
 @on_devices(2)

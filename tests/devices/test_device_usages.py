@@ -56,6 +56,14 @@ def test_communication_hooks(device_ranks, device, world_size, mode, hook):
     _compare(device_ranks(device, world_size), cases.with_a_hook, device, hook, **MODES[mode])
 
 
+@on_devices(2)
+@pytest.mark.parametrize("numbers", [(0, 2), (0, 1, 2, 3)], ids=["some", "all"])
+@pytest.mark.parametrize("mode", ["default", "view"])
+def test_optimizers_in_backward(device_ranks, device, world_size, mode, numbers):
+    ranks = device_ranks(device, world_size)
+    _compare(ranks, cases.optimizers_in_backward, device, numbers, **MODES[mode])
+
+
 @on_devices(2, 3)
 @pytest.mark.parametrize("mode", ["default", "view", "find unused"])
 def test_uneven_inputs(device_ranks, device, world_size, mode):

@@ -16,6 +16,7 @@ from device_ranks import controls, keep_busy
 from stream_cases import accumulate_on, backward, batch, layers, loss_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
@@ -73,6 +74,22 @@ def checkpoint_on_two_devices(device: str, **options: Any) -> State:
     state = train(ours.module, device)
     assert ours.reducer.num_steps == 4
     return state
+
+
+def optimizers_in_backward(device: str, numbers: Collection[int], **options: Any) -> State:
+    """Optimizers of the layers with these numbers step in backward, the others afterwards."""
+    module = layers(device)
+    inside = [module[number].weight for number in numbers]
+    _apply_optimizer_in_backward(torch.optim.SGD, inside, {"lr": 0.1})
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+    outside = [layer.weight for number, layer in enumerate(module) if number not in numbers]
+    optimizer = torch.optim.SGD(outside, lr=0.1) if outside else None
+    for step in range(5):
+        backward(loss_of(ours, batch(device, step)))
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+    return state_of(module)
 
 
 def _shift(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
@@ -158,9 +175,7 @@ def aborted(device: str, launched: bool, **options: Any) -> State:
             backward(loss_of(ours, x))
         except ValueError:
             assert step == 2
-            # a thread of the autograd engine ends the step
-            while ours.reducer.phase != _C.Phase.IDLE:
-                time.sleep(0.001)
+            ours.reset()  # a thread of the autograd engine ends the step
             for stream in streams:  # torch does this only after a successful backward
                 torch.accelerator.current_stream().wait_stream(stream)
         grads = [param.grad for param in module.parameters()]

@@ -73,6 +73,7 @@ class Job:
         device: "cpu", "late" or "cuda".
         waits: Whether ranks call :func:`ddpx.wait_for_gradients`.
         front: The wrapper, or :func:`ddpx.replicate`.
+        other_group: Whether each step makes a call of another group, and waits for no result.
     """
 
     world_size: int
@@ -86,6 +87,7 @@ class Job:
     device: str = "cpu"
     waits: bool = False
     front: Callable[..., nn.Module] = ddpx.ReducerDDP
+    other_group: bool = False
 
 
 @dataclass
@@ -161,6 +163,7 @@ class Trainer:
         self.dies_in_hook = False
         if job.with_hook:
             ddpx.register_comm_hook(self.model, None, self._hook)
+        self.other_group = dist.new_group(backend=job.backend) if job.other_group else None
         self.step = 0
         if job.start is not None:
             self.step, state = job.start
@@ -194,6 +197,7 @@ class Trainer:
         )
         self.report.seconds.append(time.monotonic() - start)
         self.step = shrunk.step
+        self.other_group = None  # destroyed
         self.report.shrunk.append(shrunk)
         self.report.states.append(self._state())
         assert dist.get_rank() == shrunk.rank and dist.get_world_size() == shrunk.world_size
@@ -230,6 +234,8 @@ class Trainer:
                 self.net.first.weight.add_(1)
             die()
         self._look_after_peers()
+        if self.other_group is not None:
+            dist.all_reduce(loss.detach(), group=self.other_group, async_op=True)
         if self.job.waits:
             ddpx.wait_for_gradients(self.model)
         self.optimizer.step()

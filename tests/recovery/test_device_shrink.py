@@ -56,6 +56,12 @@ def test_rank_0_is_the_source_of_broadcast_buffers(device):
     assert [reports[rank].shrunk[0].caught_up for rank in (0, 1)] == [False, True]
 
 
+def test_another_group_has_a_call_that_cannot_end(device):
+    job = _job(device, Kill(1, 2, "in flight"), waits=True, options=NO_BUFFERS, other_group=True)
+    for report in check(job).values():
+        assert report.shrunk[0].lost == (1,)
+
+
 def test_two_losses_after_each_other(device):
     kills = (Kill(0, 1, "in flight"), Kill(2, 4, "backward"))
     reports = check(_job(device, *kills, options=NO_BUFFERS, waits=True))

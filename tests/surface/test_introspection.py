@@ -364,6 +364,8 @@ def _check_module_surface() -> None:
     for name in _ATTRIBUTES:
         assert getattr(ours, name) == getattr(ddp, name), name
     assert set(ours.parameters_to_ignore) == set(ddp.parameters_to_ignore)
+    assert type(ours.parameters_to_ignore) is set
+    assert hasattr(ours, "device_mesh") is hasattr(ddp, "device_mesh") is False
 
 
 @pytest.mark.wrapper_only

@@ -98,8 +98,12 @@ def check_hook(hook: Callable[..., Any]) -> None:
         )
     signature = inspect.signature(hook)
     bucket = signature.parameters.get("bucket")
-    bucket_types = (inspect.Parameter.empty, dist.GradBucket, "dist.GradBucket", "GradBucket")
-    if bucket is not None and bucket.annotation not in bucket_types:
+    bucket_types = (inspect.Parameter.empty, dist.GradBucket)
+    if (
+        bucket is not None
+        and bucket.annotation not in bucket_types
+        and not str(bucket.annotation).endswith("GradBucket")  # an annotation as a text
+    ):
         raise ValueError(
             "Communication hook: bucket annotation should be dist.GradBucket. The annotation is "
             f"{bucket.annotation!r}."

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddpx import errors
@@ -74,10 +75,31 @@ def take_over(wrapper: HookedWrapper, options: Options) -> bool:
     for param in params:  # torch's own hooks would step on local gradients
         for handle in param_to_optim_hook_handle_map.get(param, []):
             handle.remove()
-    wrapper.register_comm_hook(
-        weakref.ref(wrapper), _apply_optim_in_backward_hook(wrapper.gradient_as_bucket_view)
-    )
+    hook = _apply_optim_in_backward_hook(wrapper.gradient_as_bucket_view)
+    wrapper.register_comm_hook(weakref.ref(wrapper), _with_result_on_stream(hook))
     return True
+
+
+def _with_result_on_stream(hook: Any) -> Callable[..., torch.futures.Future[torch.Tensor]]:
+    """Makes the result of torch's hook wait for the stream of the optimizers.
+
+    torch joins this stream by a callback at the end of backward, before DDP takes the result. The
+    reducer of ddpx takes the result earlier.
+    """
+    stream: torch.Stream = hook.keywords["optim_stream_state"].optim_stream
+
+    def averaged(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        hook(state, bucket)
+        result = bucket.buffer()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[] if result.device.type == "cpu" else [result.device]
+        )
+        with stream:
+            future.set_result(result)
+        return future
+
+    averaged.__qualname__ = hook.__qualname__  # for logging data
+    return averaged
 
 
 def _check_allowed(name: str, module: nn.Module, options: Options) -> None:

@@ -138,9 +138,10 @@ def set_attributes(front: Front, replica: Replica, place: Placement, device_mesh
     """Sets the attributes of DDP that the steps, trainers and scripts written for DDP read."""
     options = replica.options
     front._ddpx = replica
-    front.parameters_to_ignore = replica.ignored
+    front.parameters_to_ignore = set(replica.ignored)
     front.mixed_precision = options.mixed_precision
-    front.device_mesh = device_mesh
+    if device_mesh is not None:
+        front.device_mesh = device_mesh
     front.device = place.device
     front.device_type = place.device.type
     front.is_multi_device_module = place.is_multi_device

@@ -21,7 +21,7 @@ class JoinInterface(BufferInterface, Joinable):
     """Attributes and methods of DDP that concern uneven inputs."""
 
     module: nn.Module
-    parameters_to_ignore: frozenset[str]
+    parameters_to_ignore: set[str]
     _authoritative_rank: int  # the rank whose model all ranks have after a join context
 
     def join(

@@ -89,7 +89,7 @@ def _walk(value: Any) -> Iterator[torch.Tensor]:
                 continue
             if children:
                 seen.add(id(item))
-                stack.extend(reversed(children))
+                stack.extend([each for each in reversed(children) if type(each) not in _LEAVES])
 
 
 def _children(item: Any, kind: type) -> list[Any]:
