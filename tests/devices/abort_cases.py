@@ -249,6 +249,17 @@ def packed_at_an_abort(device: str, **options: Any) -> Pairs:
     return pairs
 
 
+@contextlib.contextmanager
+def _raises_at(layer: torch.nn.Linear) -> Iterator[None]:
+    """A backward in the block raises when it reaches the layer. The error is caught."""
+    hook = layer.weight.register_hook(fail)
+    try:
+        with contextlib.suppress(ValueError):
+            yield
+    finally:
+        hook.remove()
+
+
 def raised_in_mid_backward(device: str, zeroes: bool = False, **options: Any) -> Pairs:
     """Backward raises on every rank. The next steps are correct.
 
@@ -286,10 +297,8 @@ def repeats_a_backward(device: str, zeroes: bool = False, **options: Any) -> Pai
         ours.zero_grad(set_to_none=not zeroes)
         loss = loss_of(ours, batch(device, step))
         if step in (0, 3):
-            hook = module[1].weight.register_hook(fail)
-            with contextlib.suppress(ValueError):
+            with _raises_at(module[1]):
                 loss.backward(retain_graph=True)
-            hook.remove()
             ours.zero_grad(set_to_none=not zeroes)
         backward(loss)
         pairs += pair_up(module, expected)
@@ -312,10 +321,8 @@ def raised_on_a_side_stream(device: str, **options: Any) -> Pairs:
             before = [module[0].weight.grad.cpu()]
             loss = loss_of(ours, batch(device, step))
             keep_busy(device, 60)
-            hook = module[0].weight.register_hook(fail)
-            with contextlib.suppress(ValueError):
+            with _raises_at(module[0]):
                 loss.backward()
-            hook.remove()
             ours.reset()
             pairs += pair_up(module[:1], before)
     return pairs
@@ -334,10 +341,8 @@ def cleared_while_aborts_are_reported(device: str, **options: Any) -> int:
         ours(x).sum().backward()
     for _ in range(100):
         loss = ours(x).sum()
-        hook = module[0].weight.register_hook(fail)
-        with contextlib.suppress(ValueError):
+        with _raises_at(module[0]):
             loss.backward()
         for param in module.parameters():
             param.grad = None
-        hook.remove()
     return ours.reducer.num_steps

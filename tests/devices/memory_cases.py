@@ -46,6 +46,13 @@ def _of_the_script(device: str) -> list[torch.Tensor]:
     return [torch.full((numel,), _VALUE, device=device) for numel in numels]
 
 
+def _unchanged(tensors: list[torch.Tensor]) -> Pairs:
+    """The tensors after all work of the devices, with the values that they were made with."""
+    _ = [tensor.cpu() for tensor in tensors]
+    _synchronize()
+    return [(tensor.cpu(), torch.full(tensor.shape, _VALUE)) for tensor in tensors]
+
+
 def _step(model: ReducerDDP, device: str, step: int) -> None:
     model.zero_grad()
     loss_of(model, batch(device, step, width=WIDTH)).backward()
@@ -70,10 +77,7 @@ def a_step_fails_before_hooks_end(device: str, hook: str, **options: Any) -> Pai
         ours.reset()
         ours.zero_grad()
         raising.remove()
-        tensors = _of_the_script(device)
-        _ = [tensor.cpu() for tensor in tensors]
-        _synchronize()
-    return [(tensor.cpu(), torch.full(tensor.shape, _VALUE)) for tensor in tensors]
+        return _unchanged(_of_the_script(device))
 
 
 def a_result_is_refused_before_hooks_end(device: str, **options: Any) -> Pairs:
@@ -105,10 +109,7 @@ def a_result_is_refused_before_hooks_end(device: str, **options: Any) -> Pairs:
         else:
             raise AssertionError("the result was accepted")
         ours.zero_grad()
-        tensors = _of_the_script(device)
-        _ = [tensor.cpu() for tensor in tensors]
-        _synchronize()
-    return [(tensor.cpu(), torch.full(tensor.shape, _VALUE)) for tensor in tensors]
+        return _unchanged(_of_the_script(device))
 
 
 def a_wrapper_is_dropped_before_its_work_ends(device: str, **options: Any) -> Pairs:

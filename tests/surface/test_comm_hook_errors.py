@@ -256,6 +256,14 @@ def _check_registration() -> None:
         with pytest.raises(error, match=text):
             model.register_comm_hook(None, hook)
         assert text in str(model._get_ddp_logging_data()["error"])
+
+    def with_text(
+        state: object, bucket: torch.distributed.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        return allreduce_hook(state, bucket)
+
+    assert type(with_text.__annotations__["bucket"]) is str
+    ReducerDDP(Mlp()).register_comm_hook(None, with_text)
     model.register_comm_hook(None, allreduce_hook)
     for register in (
         lambda: model.register_comm_hook(None, allreduce_hook),
