@@ -66,10 +66,11 @@ void Reducer::fail(bool recovers) noexcept {
   }
 }
 
-// Ends the step. Uses no gradients.
+// Ends the step. Uses no gradients, except in distributed autograd.
 void Reducer::break_off() {
   context_.go_to(Phase::kFailed);
   step_.reset();
+  dist_grads_.end(context_.params.leaves(), /*averaged=*/false);
   if (context_.use_is_exchanged()) {
     context_.history.use.forget(context_.params.device());
   }
@@ -96,7 +97,6 @@ void Reducer::recover_in_backward() {
 void Reducer::recover() {
   auto& context = context_;
   const bool captured = context.progress.captured || is_capturing(context.params.device());
-  dist_grads_.end(context.params.leaves(), /*averaged=*/false);
   if (captured) {
     // Memory that is allocated now might belong to the graph. The work of a step whose capture has
     // failed never runs, and the work of earlier steps has ended before the capture.

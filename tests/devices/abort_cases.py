@@ -263,27 +263,29 @@ def _raises_at(layer: torch.nn.Linear) -> Iterator[None]:
 def raised_in_mid_backward(device: str, zeroes: bool = False, **options: Any) -> Pairs:
     """Backward raises on every rank. The next steps are correct.
 
-    ``zeroes``: Gradients are zeroed in place, while all-reduces of the failed step still run.
+    ``zeroes``: Rank 0 zeroes gradients in place, before all-reduces of the failed step end. The
+    memory of the other ranks' buckets keeps its values.
     """
     module = layers(device)
     ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
     pairs: Pairs = []
     for step in range(5):
         expected = expected_grads(module, loss_of, step)
-        ours.zero_grad(set_to_none=not zeroes)
         raises = step in (0, 3)
         hook = module[1].weight.register_hook(fail) if raises else None
-        slow = late_device.slow("allreduce", 60) if zeroes and device == "late" else None
-        try:
-            with slow or contextlib.nullcontext():
+        waits = zeroes and device == "late" and dist.get_rank() == 0
+        with late_device.slow("allreduce", 60) if waits else contextlib.nullcontext():
+            try:
                 backward(loss_of(ours, batch(device, step)))
-        except ValueError:
-            assert raises
-        else:
-            assert not raises
-            pairs += pair_up(module, expected)
-        if hook is not None:
-            hook.remove()
+            except ValueError:
+                assert raises
+            else:
+                assert not raises
+                pairs += pair_up(module, expected)
+            if hook is not None:
+                hook.remove()
+            ours.zero_grad(set_to_none=not zeroes or dist.get_rank() > 0)
+            torch.accelerator.synchronize()
     return pairs
 
 

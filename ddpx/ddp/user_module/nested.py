@@ -57,8 +57,8 @@ def _convert(value: Any, convert: Callable[[Any], Any], in_dataclasses: bool = F
     return value
 
 
-# The types of most items that are no tensors and have none.
-_LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes})
+# The types of most items that are no tensors and have none, by id(): a class may have no hash.
+_LEAVES = frozenset(map(id, (type(None), bool, int, float, complex, str, bytes)))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -89,12 +89,10 @@ def _walk(value: Any) -> Iterator[torch.Tensor]:
                 continue
             if children:
                 seen.add(id(item))
-                stack.extend([each for each in reversed(children) if type(each) not in _LEAVES])
+                stack.extend([each for each in reversed(children) if id(type(each)) not in _LEAVES])
 
 
 def _children(item: Any, kind: type) -> list[Any]:
-    if kind in _LEAVES:
-        return []
     if issubclass(kind, list):
         return [*list.__iter__(item)]
     if issubclass(kind, tuple):
