@@ -333,7 +333,7 @@ def raised_on_a_side_stream(device: str, **options: Any) -> Pairs:
 def cleared_while_aborts_are_reported(device: str, **options: Any) -> int:
     """In each of 100 steps backward raises, and the script clears the gradients at once.
 
-    Returns the number of steps.
+    Returns the number of steps that have ended.
     """
     torch.manual_seed(1)
     module = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(150))).to(device)
