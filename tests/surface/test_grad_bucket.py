@@ -212,7 +212,7 @@ def _check_complex(hook: Any, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hook", [allreduce_hook, fp16_compress_hook, "ALLREDUCE", "FP16_COMPRESS"])
 def test_hook_on_complex_params(ranks, hook, mode):
-    """Half precision keeps imaginary parts. (DDP's result is wrong in most modes.)"""
+    """Half precision keeps imaginary parts."""
     ranks(2).run(_check_complex, hook, mode)
 
 

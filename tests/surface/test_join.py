@@ -3,6 +3,7 @@ DDP."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from ddpx import ReducerDDP
+from ddpx import RankStalled, ReducerDDP
 
 Log = list[dict[str, torch.Tensor]]
 
@@ -381,3 +382,21 @@ def _check_misuse(use: Callable[[ReducerDDP, torch.Tensor], None], *words: str) 
 )
 def test_a_backward_does_what_its_forward_announced(ranks, use, words):
     ranks(2).run(_check_misuse, use, *words, timeout=30.0)
+
+
+def _check_one_backward_through_two_wrappers() -> None:
+    """The rank without inputs runs all calls of the first wrapper before those of the second."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=3))
+    first, second = (ReducerDDP(nn.Linear(4, 4), process_group=group) for _ in range(2))
+
+    def step() -> None:
+        second(first(torch.ones(2, 4))).mean().backward()
+
+    with pytest.raises(RankStalled, match=r"rank \d .* has not come"), Join([first, second]):
+        for _ in range(3 + 2 * dist.get_rank()):
+            step()
+
+
+def test_one_backward_through_two_wrappers(ranks):
+    """DDP's processes crash."""
+    ranks(2).run(_check_one_backward_through_two_wrappers)
