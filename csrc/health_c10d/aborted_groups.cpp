@@ -41,6 +41,18 @@ bool is_nccl(c10d::ProcessGroup& group) {
   return false;
 }
 
+// Before an abort.
+void keep_if_nccl(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  if (!is_nccl(*group)) {
+    return;
+  }
+  static auto* kept = new std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>;
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  kept->push_back(group);
+  any_kept = true;
+}
+
 // The processor time of the NCCL threads of torch, and of threads that they started, in ticks.
 uint64_t ticks_of_watchdogs() {
   uint64_t ticks = 0;
@@ -75,20 +87,9 @@ uint64_t ticks_of_watchdogs() {
 
 }  // namespace
 
-void keep_aborted(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-  if (!is_nccl(*group)) {
-    return;
-  }
-  static auto* kept = new std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>;
-  static std::mutex mutex;
-  const std::lock_guard<std::mutex> lock(mutex);
-  kept->push_back(group);
-  any_kept = true;
-}
-
 void abort_and_keep(const c10::intrusive_ptr<c10d::ProcessGroup>& group) noexcept {
   try {
-    keep_aborted(group);
+    keep_if_nccl(group);
     group->abort();
   } catch (const std::exception&) {
     // The backend cannot abort, or is aborted already. Its calls end by their timeouts.

@@ -6,13 +6,10 @@
 
 namespace ddpx {
 
-// Before an abort. Keeps the group forever: its destructor waits for torch's watchdog thread, which
-// sleeps for a minute after an NCCL error. The process then ends with its exit code, but
-// without the destructors of static objects. Has no effect for other groups. Thread-safe.
-void keep_aborted(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
-
-// Keeps and aborts a group. A backend that cannot abort is left as it is. The abort may take long.
-// Thread-safe.
+// Aborts a group. A backend that cannot abort is left as it is. The abort may take long. Keeps an
+// NCCL group forever: its destructor waits for torch's watchdog thread, which sleeps for a minute
+// after an NCCL error. The process then ends with its exit code, but without the destructors of
+// static objects. Thread-safe.
 void abort_and_keep(const c10::intrusive_ptr<c10d::ProcessGroup>& group) noexcept;
 
 // At the end of the script, without the GIL. After an error, torch's watchdog threads compute the

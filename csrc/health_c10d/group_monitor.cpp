@@ -132,22 +132,18 @@ void abort_group(
       std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kTellInterpreter));
     }
     abort->begun = true;
-    const auto group = weak.lock();
+    std::unique_lock<std::mutex> lock(transport->mutex);
+    const auto backend = transport->backend.lock();
+    lock.unlock();
     try {
-      if (group) {
-        keep_aborted(group);
-      }
-      std::unique_lock<std::mutex> lock(transport->mutex);
-      const auto backend = transport->backend.lock();
-      lock.unlock();
       if (backend) {
         backend->abort();
       }
-      if (group) {
-        group->abort();
-      }
     } catch (const std::exception&) {
-      // The backend cannot abort, or is aborted already. Its calls end by their timeouts.
+      // The transport was shut down already.
+    }
+    if (const auto group = weak.lock()) {
+      abort_and_keep(group);
     }
     abort->ended = true;
   }).detach();

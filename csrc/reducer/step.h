@@ -136,6 +136,7 @@ class Step {
   LaunchQueue launches_;
   bool launching_ = false;            // a thread launches buckets, or a launch has failed
   std::exception_ptr launch_error_;   // of the launch that failed
+  bool grads_may_change_ = false;     // by the script, at any time; match_peers() on a device
   bool rest_launched_ = false;        // launch_rest() was called
   bool agreements_launched_ = false;  // launch_agreements() was called
   std::optional<UserError> error_;

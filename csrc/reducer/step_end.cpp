@@ -212,9 +212,9 @@ Step::Indices Step::launch_mispredicted() {
 
 bool Step::match_peers() noexcept {
   try {
+    grads_may_change_ = !context_.params.device().is_cpu();
     if (context_.history.arrivals.learning() && !rest_launched_) {
-      // On a device, the caller of backward may have changed the gradients by now.
-      if (!context_.params.device().is_cpu() || !missing().empty()) {
+      if (grads_may_change_ || !missing().empty()) {
         return false;
       }
       for (const auto param_index : unfinished()) {

@@ -39,7 +39,7 @@ uint32_t version_of(const at::Tensor& grad) {
 }  // namespace
 
 GradPlace Step::place_in(const Bucket& bucket) const {
-  return context_.options.gradient_as_bucket_view && bucket.can_hold_grads()
+  return context_.options.gradient_as_bucket_view && bucket.can_hold_grads() && !grads_may_change_
              ? GradPlace::kInSlot
              : GradPlace::kOwnMemory;
 }
@@ -108,15 +108,17 @@ void Step::pack_param(std::size_t param_index) {
   const bool when_full =
       buckets_[context_.buckets.plan().location(param_index).bucket_index].when_full;
   const auto kept = std::exchange(state.kept, std::nullopt);
-  const auto& grad = kept ? *kept : grad_of(param);
+  static const at::Tensor none;
+  const auto& present = grads_may_change_ ? none : grad_of(param);
+  const auto& grad = kept ? *kept : present;
   if (kept && context_.options.mode != GraphMode::kStatic) {
     check_unchanged(param_index, grad);
   }
   const bool fits = check_fit(bucket, slot, grad);
   if (state.excluded) {
-    const auto frozen = fits ? grad_of(param) : at::Tensor();
+    const auto place = grads_may_change_ ? GradPlace::kOwnMemory : GradPlace::kMovedOut;
     // A batched bucket is divided as a whole.
-    pack(bucket, slot, param, frozen, when_full ? 1 : divisor_, GradPlace::kMovedOut);
+    pack(bucket, slot, param, fits ? present : none, when_full ? 1 : divisor_, place);
   } else if (when_full || (slot.small && !(grad.defined() && lies_in(slot, grad)))) {
     keep(param_index, grad);
   } else {

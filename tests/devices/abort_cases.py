@@ -203,12 +203,15 @@ def not_finite_before_an_abort(device: str, **options: Any) -> list[str]:
     return texts
 
 
-def packed_at_an_abort(device: str, **options: Any) -> Pairs:
+def packed_at_an_abort(device: str, comes_late: bool = False, **options: Any) -> Pairs:
     """Rank 0 uses a layer that was predicted to be unused, and raises after its last gradient.
 
     Its peers finish the step with the gradient of rank 0, which was added to zeros on another
     stream. Returns the gradients of the peers in that step, and those of all ranks in the other
     steps.
+
+    ``comes_late``: The abort is reported after rank 0 has caught the error. The report leaves each
+    gradient where it is, since the script may use it.
     """
     module = layers(device, 2)
     main = torch.accelerator.current_stream()
@@ -230,21 +233,26 @@ def packed_at_an_abort(device: str, **options: Any) -> Pairs:
         ours.zero_grad(set_to_none=False)
         for stream in streams:
             stream.wait_stream(main)
-        raises = number_used(step, dist.get_rank()) == 2
         x = batch(device, step).requires_grad_() * 1  # the node runs after every gradient
-        if raises:
-            x.register_hook(fail)
-        try:
-            backward(loss_of(module[: number_used(step, dist.get_rank())], x))
-        except ValueError:
-            assert raises
-            while ours.reducer.phase == _C.Phase.COLLECTING:  # an engine thread ends the step
-                time.sleep(0.001)
-            for stream in streams:
-                main.wait_stream(stream)
-        else:
-            assert not raises
+        loss = loss_of(module[: number_used(step, dist.get_rank())], x)
+        if number_used(step, dist.get_rank()) == 1:
+            backward(loss)
             pairs += pair_up(module, expected)
+            continue
+        if comes_late:
+            raise_before_the_abort(ours, loss, x)
+        else:
+            x.register_hook(fail)
+            with contextlib.suppress(ValueError):
+                backward(loss)
+        places = [param.grad.data_ptr() for param in module.parameters()]
+        while ours.reducer.phase != _C.Phase.FAILED:  # an engine thread ends the step
+            time.sleep(0.001)
+        if comes_late:
+            assert places == [param.grad.data_ptr() for param in module.parameters()]
+        for stream in streams:
+            main.wait_stream(stream)
+        make_grads(module)
     assert len(nodes) == len(streams)
     return pairs
 

@@ -101,3 +101,10 @@ def test_gradients_may_be_cleared_while_an_abort_is_reported(ranks, device, mode
 @pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
 def test_a_bucket_that_is_packed_at_an_abort(ranks, device, batched):
     check(ranks.run(cases.packed_at_an_abort, device, timeout=20, batched_grad_copy=batched))
+
+
+@on_devices(2)
+@pytest.mark.parametrize("mode", ["default", "view", "lazy view"])
+def test_an_abort_that_packs_gradients_leaves_them_in_place(ranks, device, mode):
+    options = {**MODES, **ALSO}[mode]
+    check(ranks.run(cases.packed_at_an_abort, device, comes_late=True, timeout=20, **options))
