@@ -9,7 +9,7 @@ from pathlib import Path
 import late_device
 import plain_timeout
 import pytest
-from pairwise import cover_pairs
+from pairwise import NUMBERS_OF_RANKS, cover
 
 from ddpx.testing import RankPool
 
@@ -27,9 +27,8 @@ if _STARTUP not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
 # Folders that run first: their tests compile, train with large libraries, or search for a given
 # time. A worker that begins one of their files last runs long after the others have ended.
 LONGEST = ("property", "cpp", "torch_free", "integrations")
-# The number of cases of a test function from which on only a part of them runs: enough that every
-# two values of two params meet.
-SMALL_MATRIX = 12
+# The number of cases of a test function from which on only a part of them runs (pairwise.py).
+SMALL_MATRIX = 6
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -43,6 +42,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption(
         "--full", action="store_true", help="whole matrices, of which otherwise a part is run"
+    )
+    parser.addoption(
+        "--strength",
+        type=int,
+        default=2,
+        help="1: a part of a matrix has each value, not each pair",
     )
     parser.addoption("--most-ranks", type=int, help="leave out cases with more ranks")
     if not pluginmanager.hasplugin("timeout"):
@@ -81,9 +86,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("full_only"):
             continue
         by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    _keep(
-        config, items, [item for name, cases in by_function.items() for item in _part(name, cases)]
-    )
+    strength = config.getoption("--strength")
+    parts = [_part(name, cases, strength) for name, cases in by_function.items()]
+    _keep(config, items, [item for part in parts for item in part])
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
@@ -97,17 +102,17 @@ def _num_ranks(item: pytest.Item) -> int:
     """The number of ranks in the params of a test. 0 if the params do not tell."""
     callspec = getattr(item, "callspec", None)
     params = {} if callspec is None else callspec.params
-    return max((params[name] for name in ("world", "world_size") if name in params), default=0)
+    return max((params[name] for name in NUMBERS_OF_RANKS if name in params), default=0)
 
 
-def _part(name: str, cases: list[pytest.Item]) -> list[pytest.Item]:
+def _part(name: str, cases: list[pytest.Item], strength: int) -> list[pytest.Item]:
     if len(cases) < SMALL_MATRIX:
         return cases
     params = [
         {key: repr(value) for key, value in item.callspec.params.items()}  # type: ignore[attr-defined]
         for item in cases
     ]
-    return [cases[index] for index in cover_pairs(params, seed=name)]
+    return [cases[index] for index in cover(params, name, strength)]
 
 
 @pytest.fixture(scope="session")

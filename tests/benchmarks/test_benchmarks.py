@@ -8,17 +8,22 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("step_time", "all_reduce", "overlap", "memory", "find_unused", "growth", "tax")
+LONG_PARTS = ("recording", "health")  # each takes as long as the others together
 MARKS = ("<!-- benchmarks: begin -->", "<!-- benchmarks: end -->")
 PLOTS = ("step_time", "all_reduce", "growth")
 
 pytestmark = pytest.mark.timeout(400)  # takes a minute on two idle cores
+
+
+def _only(parts: Sequence[str]) -> list[str]:
+    return [word for part in parts for word in ("--only", part)]
 
 
 def _run(*command: str) -> str:
@@ -39,7 +44,7 @@ def _run(*command: str) -> str:
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench")
     (folder / "README.md").write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
-    told = _run("benchmarks/run.py", "--quick", "--output", str(folder))
+    told = _run("benchmarks/run.py", "--quick", *_only(PARTS), "--output", str(folder))
     page = (folder / "docs" / "benchmarks.md").read_text()
     assert told.count(", goal ") == page.count("**missed**")
     return folder
@@ -53,14 +58,25 @@ def _numbers(value: object) -> Iterator[float]:
         yield value
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_results_are_written(output: Path, name: str) -> None:
+def _check_results(output: Path, name: str) -> None:
     text = (output / "benchmarks" / "results" / f"{name}.json").read_text()
     record = json.loads(text)
     assert {"processor", "cores", "memory", "versions", "command", "date", "load"} <= record.keys()
     numbers = list(_numbers(record["results"]))
     assert numbers and all(math.isfinite(number) for number in numbers)
     assert len(text) < 200_000
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_results_are_written(output: Path, name: str) -> None:
+    _check_results(output, name)
+
+
+@pytest.mark.full_only
+def test_results_of_long_parts_are_written(tmp_path: Path) -> None:
+    _run("benchmarks/run.py", "--quick", *_only(LONG_PARTS), "--output", str(tmp_path))
+    for name in LONG_PARTS:
+        _check_results(tmp_path, name)
 
 
 def test_the_page_has_all_parts_and_verdicts(output: Path) -> None:
@@ -102,6 +118,6 @@ def test_plots_are_drawn(output: Path, name: str) -> None:
 def test_one_part_can_be_measured_anew(output: Path) -> None:
     results = output / "benchmarks" / "results"
     before = {name: (results / f"{name}.json").stat().st_mtime_ns for name in PARTS}
-    _run("benchmarks/run.py", "--quick", "--only", "all_reduce", "--output", str(output))
+    _run("benchmarks/run.py", "--quick", *_only(["all_reduce"]), "--output", str(output))
     after = {name: (results / f"{name}.json").stat().st_mtime_ns for name in PARTS}
     assert [name for name in PARTS if before[name] != after[name]] == ["all_reduce"]

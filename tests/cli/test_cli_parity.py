@@ -25,6 +25,7 @@ def test_same_training_is_identical():
             assert found and float(found[1]) > 0 and float(found[2]) > 0, done.stdout
 
 
+@pytest.mark.full_only
 def test_first_difference_is_named():
     """One element of one gradient of one rank differs. All later differences follow from it."""
     done = run("parity", "train.py", "--spoil", 3)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fault_cases import CAUSE, FAULTS, MODES, PHASES, STEP, Case, Report, train
 from fault_ranks import Ending, HoldUps, run_ranks
-from pairwise import all_rows, cover_pairs
+from pairwise import all_rows, cover
 
 DEADLINE_S = 5.0
 # Ranks of other hosts, after the death of the rank that serves the store. A rank that connects to
@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         full = metafunc.config.getoption("--full")
         rows = all_rows(VALUES, _valid)
         if not full:
-            rows = [rows[index] for index in cover_pairs(rows, SEED)]
+            rows = [rows[index] for index in cover(rows, SEED)]
         metafunc.parametrize("case", [Case(**row) for row in rows], ids=str)
 
 

@@ -22,7 +22,7 @@ from mistakes import (
     outcome_unless_odd,
     use_own_layers,
 )
-from pairwise import all_rows, cover_pairs
+from pairwise import all_rows, cover
 
 from ddpx import ReducerDDP
 
@@ -54,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "row" in metafunc.fixturenames:
         rows = all_rows(VALUES, lambda row: True)
         if not metafunc.config.getoption("--full"):
-            rows = [rows[index] for index in cover_pairs(rows, SEED)]
+            rows = [rows[index] for index in cover(rows, SEED)]
         ids = ["-".join(str(value).replace(" ", "_") for value in row.values()) for row in rows]
         metafunc.parametrize("row", rows, ids=ids)
 

@@ -32,7 +32,10 @@ def _needs(library: str) -> None:
             *("lightning", "lightning_gan.py", "128 gradients, 16 losses"),
             marks=pytest.mark.full_only,
         ),
-        ("accelerate", "accelerate_trigger.py", "64 gradients, 16 losses"),
+        pytest.param(
+            *("accelerate", "accelerate_trigger.py", "64 gradients, 16 losses"),
+            marks=pytest.mark.full_only,
+        ),
         pytest.param(
             *("mmengine", "mmengine_accumulate.py", "96 gradients, 24 losses"),
             marks=pytest.mark.full_only,

@@ -7,7 +7,7 @@ from drawing import ASKED, TimedSearch
 from program_judge import Judge
 from random_programs import programs
 
-SECONDS = 40
+SECONDS = 25
 
 
 @pytest.mark.timeout(0 if ASKED else SECONDS + 400)

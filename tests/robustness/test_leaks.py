@@ -155,6 +155,7 @@ def _constructions_that_fail(times: int) -> Usage:
     return assert_no_leak(act, warm_up=60, times=times, **AT_LEAST)
 
 
+@pytest.mark.full_only
 @pytest.mark.timeout(300)
 def test_constructions_that_fail(pool: RankPool) -> None:
     print(pool.run(_constructions_that_fail, NUM_CONSTRUCTIONS, timeout=200))
@@ -261,6 +262,7 @@ def _failures(times: int) -> Usage:
     return assert_no_leak(act, warm_up=60, times=times, **AT_LEAST)
 
 
+@pytest.mark.full_only
 @pytest.mark.timeout(300)
 def test_failures(pool: RankPool) -> None:
     print(pool.run(_failures, NUM_FAILURES, timeout=200))
