@@ -1,4 +1,3 @@
-
 #include "../buckets/bucket_plan.h"
 #include "../reducer/phase.h"
 #include "bindings.h"
@@ -27,26 +26,14 @@ void bind_bucket_plan(py::module_& module) {
       .value("STATIC", GraphMode::kStatic);
 
   py::class_<ParamMeta>(module, "ParamMeta")
-      .def(
-          py::init([](const at::Tensor& param, bool expect_sparse) {
-            return ParamMeta{
-                param.numel(),
-                static_cast<int64_t>(param.element_size()),
-                param.scalar_type(),
-                param.device(),
-                expect_sparse};
-          }),
-          py::arg("param"),
-          py::arg("expect_sparse") = false)
+      .def(py::init(&ParamMeta::of), py::arg("param"), py::arg("expect_sparse") = false)
       .def_readonly("numel", &ParamMeta::numel)
       .def_readonly("element_bytes", &ParamMeta::element_bytes)
       .def_readonly("expect_sparse", &ParamMeta::expect_sparse);
 
   py::class_<BucketCaps>(module, "BucketCaps")
       .def(
-          py::init([](int64_t first_bytes, int64_t cap_bytes, std::vector<int64_t> listed_bytes) {
-            return BucketCaps{first_bytes, cap_bytes, std::move(listed_bytes)};
-          }),
+          py::init<int64_t, int64_t, std::vector<int64_t>>(),
           py::arg("first_bytes"),
           py::arg("cap_bytes"),
           py::arg("listed_bytes") = std::vector<int64_t>())

@@ -68,9 +68,7 @@ void bind_reducer(py::module_& module) {
   bind_report(module);
   py::class_<ReducerParam>(module, "ReducerParam")
       .def(
-          py::init([](at::Tensor tensor, std::string name, bool expect_sparse, bool delayed) {
-            return ReducerParam{std::move(tensor), std::move(name), expect_sparse, delayed};
-          }),
+          py::init<at::Tensor, std::string, bool, bool>(),
           py::arg("tensor"),
           py::arg("name"),
           py::arg("expect_sparse") = false,
@@ -101,12 +99,11 @@ void bind_reducer(py::module_& module) {
 
   py::class_<Precision>(module, "Precision")
       .def(
-          py::init([](std::optional<at::ScalarType> compute,
-                      std::optional<at::ScalarType> reduce,
-                      std::optional<at::ScalarType> local,
-                      std::optional<at::ScalarType> averaged) {
-            return Precision{compute, reduce, local, averaged};
-          }),
+          py::init<
+              std::optional<at::ScalarType>,
+              std::optional<at::ScalarType>,
+              std::optional<at::ScalarType>,
+              std::optional<at::ScalarType>>(),
           py::kw_only(),
           py::arg("compute") = py::none(),
           py::arg("reduce") = py::none(),
@@ -120,32 +117,19 @@ void bind_reducer(py::module_& module) {
 
   py::class_<ReducerOptions>(module, "ReducerOptions")
       .def(
-          py::init([](BucketCaps caps,
-                      GraphMode mode,
-                      bool gradient_as_bucket_view,
-                      bool batched_copy,
-                      bool skip_unused_buckets,
-                      std::optional<std::size_t> delay_trigger,
-                      const Precision& precision,
-                      bool lazy_buckets,
-                      std::vector<std::vector<std::size_t>> listed_buckets,
-                      Average average,
-                      std::string module_name,
-                      int64_t small_grad_bytes) {
-            return ReducerOptions{
-                std::move(caps),
-                mode,
-                gradient_as_bucket_view,
-                batched_copy,
-                skip_unused_buckets,
-                delay_trigger,
-                precision,
-                lazy_buckets,
-                std::move(listed_buckets),
-                average,
-                std::move(module_name),
-                small_grad_bytes};
-          }),
+          py::init<
+              BucketCaps,
+              GraphMode,
+              bool,
+              bool,
+              bool,
+              std::optional<std::size_t>,
+              Precision,
+              bool,
+              std::vector<std::vector<std::size_t>>,
+              Average,
+              std::string,
+              int64_t>(),
           py::arg("caps"),
           py::arg("mode"),
           py::arg("gradient_as_bucket_view") = false,

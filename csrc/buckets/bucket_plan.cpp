@@ -67,6 +67,15 @@ std::vector<BucketSpec> assign(
 
 }  // namespace
 
+ParamMeta ParamMeta::of(const at::Tensor& param, bool expect_sparse) {
+  return ParamMeta{
+      param.numel(),
+      static_cast<int64_t>(param.element_size()),
+      param.scalar_type(),
+      param.device(),
+      expect_sparse};
+}
+
 BucketPlan BucketPlan::initial(
     const std::vector<ParamMeta>& params, const BucketCaps& caps, GraphMode mode) {
   std::vector<int64_t> limits = caps.listed_bytes;

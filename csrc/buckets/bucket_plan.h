@@ -1,6 +1,7 @@
 // Which gradient lies in which bucket: a pure, immutable value, validated once.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
@@ -12,6 +13,8 @@ namespace ddpx {
 
 // The properties of a param that matter for the plan.
 struct ParamMeta {
+  static ParamMeta of(const at::Tensor& param, bool expect_sparse);
+
   int64_t numel;
   int64_t element_bytes;
   c10::ScalarType dtype;

@@ -14,17 +14,6 @@ const at::Tensor& leaf_of(const ReducerParam& param) {
   return param.leaf.defined() ? param.leaf : param.tensor;
 }
 
-ParamMeta meta_of(const ReducerParam& param) {
-  const auto& tensor = param.tensor;
-  return ParamMeta{
-      tensor.numel(),
-      static_cast<int64_t>(tensor.element_size()),
-      tensor.scalar_type(),
-      tensor.device(),
-      param.expect_sparse,
-      param.delayed};
-}
-
 // The number of elements of a DTensor is not that of its shard.
 bool fits(const at::Tensor& leaf, const at::Tensor& param, const ParamMeta& meta) {
   return (!leaf.is_same(param) || leaf.numel() == meta.numel) && leaf.scalar_type() == meta.dtype &&
@@ -50,7 +39,8 @@ Params::Params(const std::vector<ReducerParam>& params, std::vector<ReducerParam
     tensors_.push_back(param.tensor);
     leaves_.push_back(leaf);
     names_.push_back(param.name);
-    metas_.push_back(meta_of(param));
+    metas_.push_back(ParamMeta::of(param.tensor, param.expect_sparse));
+    metas_.back().delayed = param.delayed;
     if (param.link) {
       links_.add(tensors_.size() - 1, param.link);
     }
