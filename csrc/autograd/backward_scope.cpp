@@ -96,8 +96,7 @@ void BackwardScope::track(const std::weak_ptr<GraphTaskObserver>& observer) {
 }
 
 void BackwardScope::leave(int task_id) {
-  const auto left = [task_id](const Task& task) { return task.id == task_id; };
-  tasks_.erase(std::remove_if(tasks_.begin(), tasks_.end(), left), tasks_.end());
+  std::erase_if(tasks_, [task_id](const Task& task) { return task.id == task_id; });
 }
 
 bool BackwardScope::contains(int task_id) const {

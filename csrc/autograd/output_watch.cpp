@@ -105,11 +105,10 @@ void OutputWatch::watch(
     const std::weak_ptr<GraphTaskObserver>& observer,
     WatchedForward* watched_forward) {
   if (outputs_.size() >= prune_at_) {
-    const auto done = [](const auto& weak) {
+    std::erase_if(outputs_, [](const auto& weak) {
       const auto output = weak.lock();
       return !output || output->reached();
-    };
-    outputs_.erase(std::remove_if(outputs_.begin(), outputs_.end(), done), outputs_.end());
+    });
     prune_at_ = std::max<std::size_t>(64, 2 * outputs_.size());
   }
   for (const auto& output : outputs) {

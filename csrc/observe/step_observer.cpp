@@ -1,6 +1,5 @@
 #include "step_observer.h"
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -127,8 +126,7 @@ void StepObserver::add_recording(
 }
 
 void StepObserver::remove_recording(const std::shared_ptr<Recording>& recording) {
-  recordings_.erase(
-      std::remove(recordings_.begin(), recordings_.end(), recording), recordings_.end());
+  std::erase(recordings_, recording);
 }
 
 }  // namespace ddpx

@@ -78,8 +78,7 @@ std::vector<std::size_t> ArrivalTracker::unfinished() const {
 std::vector<std::size_t> ArrivalTracker::missing() const {
   auto indices = unfinished();
   if (history_.learning() || history_.mode_ != GraphMode::kStatic) {
-    const auto arrived = [this](std::size_t i) { return arrived_[i] > 0; };
-    indices.erase(std::remove_if(indices.begin(), indices.end(), arrived), indices.end());
+    std::erase_if(indices, [this](std::size_t i) { return arrived_[i] > 0; });
   }
   return indices;
 }

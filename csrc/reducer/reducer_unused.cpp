@@ -1,5 +1,4 @@
 // The methods of Reducer for params that a backward does not reach.
-#include <algorithm>
 #include <utility>
 
 #include "../autograd/running_task.h"
@@ -72,8 +71,7 @@ Reducer::Indices Reducer::missing_at_end() const {
     return {};
   }
   auto missing = step_->missing();
-  const auto is_delayed = [this](std::size_t i) { return context_.params.metas()[i].delayed; };
-  missing.erase(std::remove_if(missing.begin(), missing.end(), is_delayed), missing.end());
+  std::erase_if(missing, [this](std::size_t i) { return context_.params.metas()[i].delayed; });
   return missing;
 }
 
