@@ -2,12 +2,11 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <c10/util/env.h>
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <mutex>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,14 +18,12 @@ namespace {
 
 // DDP's switch against registered communication memory. ddpx obeys it, too.
 bool communication_memory_disabled() {
-  const char* value = std::getenv("DDP_DISABLE_COMM_MEM");
-  return value != nullptr && std::string_view(value) == "1";
+  return c10::utils::get_env("DDP_DISABLE_COMM_MEM") == "1";
 }
 
 // For tests and measurements of the whole path with one rank.
 bool communication_forced() {
-  const char* value = std::getenv("DDPX_FORCE_COMM");
-  return value != nullptr && std::string_view(value) == "1";
+  return c10::utils::get_env("DDPX_FORCE_COMM") == "1";
 }
 
 // Poll interval for group failure while waiting.

@@ -1,6 +1,7 @@
 #include "group_monitor.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/env.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +24,7 @@
 namespace ddpx {
 namespace {
 
+using c10::utils::get_env;
 using c10d::ProcessGroup;
 using WeakGroup = c10::weak_intrusive_ptr<ProcessGroup>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -50,11 +52,6 @@ struct Registry {
 Registry& registry() {
   static auto* instance = new Registry;
   return *instance;
-}
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
 }
 
 // Null if the group has no backend for CPU.
@@ -155,12 +152,12 @@ health::WatchedGroup describe(
   described.rank = group->getRank();
   described.world_size = group->getSize();
   described.name = group->getGroupName();
-  described.identity = variable("DDPX_SHM_HOST_IDENTITY");
-  const auto lease_s = std::min(std::atof(variable("DDPX_HOST_LEASE").c_str()), 1e9);
+  described.identity = get_env("DDPX_SHM_HOST_IDENTITY").value_or("");
+  const auto lease_s = std::min(std::atof(get_env("DDPX_HOST_LEASE").value_or("").c_str()), 1e9);
   if (lease_s > 0) {
     described.lease_ns = static_cast<int64_t>(lease_s * 1e9);
   }
-  described.survivors_live_on = !variable("DDPX_GUARD_FOLDER").empty();
+  described.survivors_live_on = !get_env("DDPX_GUARD_FOLDER").value_or("").empty();
   const WeakGroup weak(group);
   described.gone = [weak] { return weak.expired(); };
   described.sequence = [] { return uint64_t{0}; };
@@ -195,7 +192,7 @@ health::WatchedGroup describe(
 }  // namespace
 
 std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<ProcessGroup>& group) {
-  if (group->getSize() < 2 || !group->getStore() || variable("DDPX_HEALTH") == "0") {
+  if (group->getSize() < 2 || !group->getStore() || get_env("DDPX_HEALTH") == "0") {
     return nullptr;
   }
   auto& groups = registry().groups;
