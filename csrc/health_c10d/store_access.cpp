@@ -24,10 +24,6 @@
 namespace ddpx {
 namespace {
 
-std::string to_text(const std::vector<uint8_t>& bytes) {
-  return {bytes.begin(), bytes.end()};
-}
-
 // Stores without the extended interface, such as FileStore, get equivalent calls.
 class Connection final : public health::Store {
  public:

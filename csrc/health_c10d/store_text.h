@@ -14,13 +14,15 @@ namespace ddpx {
 inline std::vector<uint8_t> to_bytes(const std::string& text) {
   return {text.begin(), text.end()};
 }
+inline std::string to_text(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
 
 // nullopt if the key does not exist. Does not wait for the key, and takes one request.
 inline std::optional<std::string> get_text(c10d::Store& store, const std::string& key) {
   // If the key does not exist, compareSet returns the expected value.
   const std::string none = "ddpx: no such key";
-  const auto value = store.compareSet(key, to_bytes(none), to_bytes(none));
-  const std::string text(value.begin(), value.end());
+  const auto text = to_text(store.compareSet(key, to_bytes(none), to_bytes(none)));
   return text == none ? std::nullopt : std::make_optional(text);
 }
 
@@ -34,8 +36,7 @@ inline void append_text(c10d::Store& store, const std::string& key, const std::s
   auto before = get_text(store, key).value_or("");
   while (true) {
     const auto wanted = before + text;
-    const auto value = store.compareSet(key, to_bytes(before), to_bytes(wanted));
-    std::string standing(value.begin(), value.end());
+    auto standing = to_text(store.compareSet(key, to_bytes(before), to_bytes(wanted)));
     if (standing == wanted) {
       return;
     }
@@ -46,8 +47,7 @@ inline void append_text(c10d::Store& store, const std::string& key, const std::s
 // Sets a key unless it exists. Returns its text afterwards.
 inline std::string set_first_text(
     c10d::Store& store, const std::string& key, const std::string& text) {
-  const auto standing = store.compareSet(key, std::vector<uint8_t>(), to_bytes(text));
-  return {standing.begin(), standing.end()};
+  return to_text(store.compareSet(key, std::vector<uint8_t>(), to_bytes(text)));
 }
 
 }  // namespace ddpx
