@@ -1,6 +1,5 @@
 #include "group_state.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -79,8 +78,7 @@ class GroupState::Probe final : public HostProbe {
     if (!found) {
       return std::nullopt;
     }
-    CallsByRank ranks{{state->group.rank, found->first}, {rank, found->second}};
-    std::sort(ranks.begin(), ranks.end(), [](auto& a, auto& b) { return a.first < b.first; });
+    const CallsByRank ranks{{state->group.rank, found->first}, {rank, found->second}};
     const auto frozen_by = [&](int by) { return by == rank ? frozen : page.frozen.encode_all(); };
     const auto names = state->peers.names().params(model_of(found->first.wrapper));
     return mismatch_of(ranks, frozen_by, names).encode();

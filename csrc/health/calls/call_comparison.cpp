@@ -4,6 +4,7 @@
 #include <iterator>
 #include <sstream>
 
+#include "../../count.h"
 #include "../times.h"
 
 namespace ddpx::health {
@@ -49,12 +50,11 @@ std::optional<Failure> find_uneven_forwards(const PeerTable& peers, const Status
         theirs.model != ours.model || theirs.step != ours.step || num_theirs >= num_ours) {
       continue;
     }
-    const auto num_more = num_ours - num_theirs;
     std::ostringstream out;
-    out << "rank " << peers.rank() << " has begun " << num_more << " more forward"
-        << (num_more == 1 ? "" : "s") << " than rank " << peer->rank() << " by step " << ours.step
-        << ": rank " << peers.rank() << " waits for the buffers of another forward, and rank "
-        << peer->rank() << " waits for the gradients of rank " << peers.rank();
+    out << "rank " << peers.rank() << " has begun " << count(num_ours - num_theirs, "more forward")
+        << " than rank " << peer->rank() << " by step " << ours.step << ": rank " << peers.rank()
+        << " waits for the buffers of another forward, and rank " << peer->rank()
+        << " waits for the gradients of rank " << peers.rank();
     return Failure{FailureKind::kForwards, {}, out.str()};
   }
   return std::nullopt;
@@ -65,10 +65,9 @@ CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours) {
   const auto with_page = peers.with_page();
   for (const auto& peer : *with_page) {
     if (const auto theirs = peer->page()->calls.find(ours)) {
-      known.emplace_back(peer->rank(), *theirs);
+      known.emplace(peer->rank(), *theirs);
     }
   }
-  std::sort(known.begin(), known.end(), [](auto& a, auto& b) { return a.first < b.first; });
   return known;
 }
 
@@ -76,7 +75,7 @@ std::optional<std::string> uneven_sequences(const CallsByRank& ranks) {
   bool is_even = true;
   std::ostringstream out;
   for (const auto& [rank, calls] : ranks) {
-    is_even = is_even && calls.sequence == ranks.front().second.sequence;
+    is_even = is_even && calls.sequence == ranks.begin()->second.sequence;
     out << (out.tellp() > 0 ? ", " : "") << "rank " << rank << ": " << calls.sequence;
   }
   return is_even ? std::nullopt : std::make_optional(out.str());
@@ -85,8 +84,8 @@ std::optional<std::string> uneven_sequences(const CallsByRank& ranks) {
 namespace {
 
 std::string buckets_of(const StepCalls& calls) {
-  return std::to_string(calls.num_launched) + (calls.num_launched == 1 ? " bucket" : " buckets") +
-         " of " + std::to_string(calls.num_bytes) + " bytes in all";
+  return count(calls.num_launched, "bucket") + " of " + std::to_string(calls.num_bytes) +
+         " bytes in all";
 }
 
 bool differ(const StepCalls& a, const StepCalls& b) {
@@ -147,7 +146,7 @@ std::string difference_in_words(const CallsByRank& ranks) {
 }  // namespace
 
 std::string describe_mismatch(const CallsByRank& ranks) {
-  const auto& ours = ranks.front().second;
+  const auto& ours = ranks.begin()->second;
   std::ostringstream out;
   out << difference_in_words(ranks) << ": ranks made different collective calls in step "
       << ours.step << of_wrapper(ours) << ", or before it.";
@@ -159,7 +158,7 @@ std::string describe_mismatch(const CallsByRank& ranks) {
   }
   out << "\n  Digests of sizes and results:" << std::hex;
   for (const auto& [rank, calls] : ranks) {
-    out << (rank == ranks.front().first ? " " : "; ") << "rank " << std::dec << rank << std::hex
+    out << (rank == ranks.begin()->first ? " " : "; ") << "rank " << std::dec << rank << std::hex
         << " " << (calls.digest >> 32);
     if (calls.has_results()) {
       out << ", " << (calls.results >> 32);
@@ -173,7 +172,6 @@ namespace {
 // The names of the params in `first` that are not in `second`, quoted; empty if there are none.
 std::string names_of_others(
     const ParamIndices& first, const ParamIndices& second, const std::vector<std::string>& names) {
-  constexpr std::size_t kMost = 8;
   ParamIndices others;
   std::set_difference(
       first.begin(), first.end(), second.begin(), second.end(), std::back_inserter(others));
@@ -181,7 +179,7 @@ std::string names_of_others(
   for (const auto param : others) {
     found.push_back(param < names.size() ? names[param] : "parameter " + std::to_string(param));
   }
-  return join_names(found, kMost);
+  return join_names(found);
 }
 
 }  // namespace

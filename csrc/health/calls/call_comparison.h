@@ -2,9 +2,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "../machine/recent_steps.h"
@@ -12,7 +12,7 @@
 
 namespace ddpx::health {
 
-using CallsByRank = std::vector<std::pair<int, StepCalls>>;
+using CallsByRank = std::map<int, StepCalls>;
 
 enum class Comparison { kSame, kUndecided, kDifferent };
 
@@ -27,7 +27,7 @@ Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over);
 // after fewer forwards.
 std::optional<Failure> find_uneven_forwards(const PeerTable& peers, const StatusPage& own);
 
-// The calls of this rank, and of the ranks whose pages this rank can read, by rank.
+// The calls of this rank, and of the ranks whose pages this rank can read.
 CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours);
 
 // The numbers of calls to the group, if they differ.

@@ -190,9 +190,7 @@ std::string RankReport::text() const {
   }
   out << described << ".";
   if (bucket && !failure.is_mismatch()) {
-    constexpr std::size_t kMostNames = 8;
-    out << " This rank was waiting for bucket " << *bucket << " (" << join_names(params, kMostNames)
-        << ").";
+    out << " This rank was waiting for bucket " << *bucket << " (" << join_names(params) << ").";
   }
   out << ' ' << consequence(failure.kind) << remedy(failure) << way_on(*this);
   if (!said.empty()) {
