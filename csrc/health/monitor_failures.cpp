@@ -111,7 +111,7 @@ void Monitor::declare(const Failure& failure) {
     const auto state = weak.lock();
     const auto raise = interrupt.load();
     const auto* page = state ? &state->page.view() : nullptr;
-    const bool has_work = page != nullptr && (page->device.is_known() || page->captures);
+    const bool has_work = page != nullptr && (page->device.known() || page->captures);
     if (raise != nullptr && has_work && !page->trains_in_thread) {
       raise(state->own.token);
     }

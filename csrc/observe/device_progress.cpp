@@ -87,8 +87,8 @@ struct DeviceProgress::Steps {
       if (!computed || !step->reduced.query()) {
         auto activity = step->waiting;
         activity.doing = computed ? Doing::kWaiting : Doing::kBackward;
-        if (!activity_of_device.is_known() ||
-            activity_of_device.load().packed() != activity.packed()) {
+        if (const auto known = activity_of_device.known();
+            !known || known->packed() != activity.packed()) {
           activity.since_ns = health::now_ns();
           activity_of_device.store(activity);
         }

@@ -105,4 +105,9 @@ Activity SharedActivity::load() const {
   return Activity::unpacked(word, since_ns_.load(std::memory_order_relaxed));
 }
 
+std::optional<Activity> SharedActivity::known() const {
+  const bool is_known = since_ns_.load(std::memory_order_relaxed) != 0;
+  return is_known ? std::make_optional(load()) : std::nullopt;
+}
+
 }  // namespace ddpx::health

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "clock.h"
 
@@ -82,9 +83,7 @@ class SharedActivity {
  public:
   void store(const Activity& activity);
   Activity load() const;
-  bool is_known() const {
-    return since_ns_.load(std::memory_order_relaxed) != 0;
-  }
+  std::optional<Activity> known() const;  // nullopt if unknown
   void forget() {
     since_ns_.store(0, std::memory_order_relaxed);
   }

@@ -52,8 +52,7 @@ std::optional<Activity> Peer::activity() const {
   if (page_) {
     return page_->activity();
   }
-  const bool is_known = entry() != nullptr && entry()->activity.is_known();
-  return is_known ? std::make_optional(entry()->activity.load()) : std::nullopt;
+  return entry() != nullptr ? entry()->activity.known() : std::nullopt;
 }
 
 uint64_t Peer::num_calls() const {
@@ -61,8 +60,7 @@ uint64_t Peer::num_calls() const {
 }
 
 std::optional<Activity> Peer::device() const {
-  const bool is_known = page_ && page_->device.is_known();
-  return is_known ? std::make_optional(page_->device.load()) : std::nullopt;
+  return page_ ? page_->device.known() : std::nullopt;
 }
 
 int64_t Peer::heard_ns() const {

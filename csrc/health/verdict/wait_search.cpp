@@ -43,7 +43,7 @@ std::optional<Wait> WaitSearch::find(int64_t now_ns) {
 
 std::optional<Wait> WaitSearch::on_device(const Activity& own, int64_t now_ns) {
   const auto& page = state_.page.view();
-  const auto device = page.device.is_known() ? page.device.load() : Activity{};
+  const auto device = page.device.known().value_or(Activity{});
   const bool device_waits = device.doing == Doing::kWaiting;
   Wait wait{
       device_waits ? device : own,
@@ -98,7 +98,7 @@ std::vector<int> WaitSearch::late_hosts(const Activity& own, int64_t now_ns) {
 bool WaitSearch::is_late(const Peer& peer, const Activity& own, bool* is_certain) const {
   const auto theirs = peer.activity();
   const auto& page = state_.page.view();
-  const auto device = page.device.is_known() ? page.device.load() : Activity{};
+  const auto device = page.device.known().value_or(Activity{});
   const bool device_waits = device.doing == Doing::kWaiting;
   if (!theirs || (!peer.local() && !device_waits)) {
     return false;
