@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
-#include "../machine/record.h"
+#include "record.h"
 
 namespace ddpx::health {
+
 uint64_t digest_of(const ParamIndices& params) {
   uint64_t digest = 0x9e3779b97f4a7c15;
   for (const auto param : params) {

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "../machine/shared_text.h"
+#include "shared_text.h"
 
 namespace ddpx::health {
 

@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "../machine/activity.h"
+#include "activity.h"
 
 namespace ddpx::health {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "../machine/names.h"
 #include "../machine/peer.h"
-#include "../verdict/failure.h"
+#include "failure.h"
 
 namespace ddpx::health {
 
