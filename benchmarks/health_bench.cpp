@@ -39,7 +39,6 @@ std::vector<std::shared_ptr<Monitor>> make_ranks(int size) {
     group.world_size = size;
     group.gone = [] { return false; };
     group.abort = [](const auto&) {};
-    group.sequence = [] { return uint64_t{0}; };
     monitors.push_back(Watchdog::instance().watch(group, access_to(store)));
   }
   const auto met = [&monitors] {

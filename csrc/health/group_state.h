@@ -32,10 +32,11 @@ struct WatchedGroup {
   std::function<bool()> abort_ended = [] { return true; };
   std::function<int64_t()> timeout_ns = [] { return int64_t{0}; };  // of each call; 0: unknown
   std::function<bool()> has_error = [] { return false; };  // on a device: a call has failed
-  std::function<uint64_t()> sequence;  // number of calls to the group; 0: not counted
-  bool same_sequence = false;          // ranks with the same calls have the same `sequence`
-  int64_t lease_ns = times::kLease;    // see HostChannel; the same on all ranks
-  bool survivors_live_on = false;      // the launcher does not end survivors
+  // The number of calls to the group; 0: not counted.
+  std::function<uint64_t()> sequence = [] { return uint64_t{0}; };
+  bool same_sequence = false;        // ranks with the same calls have the same `sequence`
+  int64_t lease_ns = times::kLease;  // see HostChannel; the same on all ranks
+  bool survivors_live_on = false;    // the launcher does not end survivors
 };
 
 // Owned by the monitor. The channel holds it weakly, since its threads may wait for the store for

@@ -160,7 +160,6 @@ health::WatchedGroup describe(
   described.survivors_live_on = !get_env("DDPX_GUARD_FOLDER").value_or("").empty();
   const WeakGroup weak(group);
   described.gone = [weak] { return weak.expired(); };
-  described.sequence = [] { return uint64_t{0}; };
   const auto [backend, on_device] = main_backend(*group);
   described.on_device = on_device;
   const auto abort = std::make_shared<Abort>();

@@ -60,7 +60,6 @@ inline WatchedGroup group_of(int rank, int world_size, std::string identity = {}
   group.identity = std::move(identity);
   group.gone = [] { return false; };
   group.abort = [](const auto&) {};
-  group.sequence = [] { return uint64_t{0}; };
   return group;
 }
 
