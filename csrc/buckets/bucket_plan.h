@@ -72,9 +72,6 @@ class BucketPlan {
   const SlotLocation& location(std::size_t param_index) const {
     return locations_[param_index];
   }
-  std::size_t num_params() const {
-    return locations_.size();
-  }
 
  private:
   BucketPlan(const std::vector<ParamMeta>& params, std::vector<BucketSpec> buckets);

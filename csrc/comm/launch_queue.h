@@ -18,10 +18,6 @@ class LaunchQueue {
   // Takes the next bucket in plan order out of the queue, if that bucket is ready.
   std::optional<std::size_t> pop();
 
-  std::size_t num_launched() const {
-    return num_launched_;
-  }
-
   // Whether all buckets were taken out.
   bool empty() const {
     return num_launched_ == ready_.size();

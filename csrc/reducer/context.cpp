@@ -100,7 +100,7 @@ void ReducerContext::start_over(
 }
 
 void ReducerContext::publish_bucket_names() {
-  if (!observer.peers().on()) {
+  if (!observer.peers().monitor()) {
     return;
   }
   std::vector<std::vector<std::string>> names;

@@ -24,10 +24,6 @@ class ChunkOrder {
   // The ranks in the order in which their values of `element` are combined.
   const std::vector<int>& ranks(std::size_t element) const;
 
-  std::size_t chunk_elements() const {
-    return chunk_elements_;
-  }
-
  private:
   std::size_t chunk_elements_;
   std::vector<std::vector<int>> ranks_;  // per chunk

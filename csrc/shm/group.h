@@ -41,15 +41,6 @@ class Group {
     return topology_;
   }
 
-  // The index of this rank among the ranks of its host.
-  int local_rank() const {
-    return topology_.local_rank_of[rank_];
-  }
-
-  int local_size() const {
-    return static_cast<int>(topology_.local_ranks(rank_).size());
-  }
-
   // Throws kMisuse if the call is invalid. If the call cannot be queued, because of missing memory
   // or threads, the group fails and `submit` throws. The handle reports all other errors.
   OperationHandle submit(Call call, Completion completion = {}) {

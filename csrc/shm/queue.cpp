@@ -30,11 +30,6 @@ struct OperationHandle::State {
   std::exception_ptr error;
 };
 
-bool OperationHandle::done() const {
-  const std::lock_guard<std::mutex> lock(queue_->mutex_);
-  return state_->done;
-}
-
 std::exception_ptr OperationHandle::error() const {
   const std::lock_guard<std::mutex> lock(queue_->mutex_);
   return state_->error;

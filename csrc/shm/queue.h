@@ -33,13 +33,11 @@ class OperationHandle {
   // Null while the operation is pending, and after a success.
   std::exception_ptr error() const;
 
-  bool done() const;
-
   // Waits for the end. Runs the operation, and pending ones before it, on the calling thread unless
   // another thread does. Throws the error of the operation.
   void wait();
 
-  // Waits without running operations. Returns false after the timeout.
+  // Waits without running operations. Returns false if the operation is pending after the timeout.
   bool wait_for(std::chrono::milliseconds timeout) const;
 
  private:

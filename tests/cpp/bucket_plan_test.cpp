@@ -139,7 +139,6 @@ TEST(PlanByArrival, GivesEachParamItsBucketIfCapsAreZero) {
 TEST(PlanByArrival, LocatesEveryParam) {
   const std::vector<ParamMeta> params(4, bytes(4));
   const auto plan = BucketPlan::by_arrival(params, kSmallCaps, {2, 0, 3, 1});  // {2} {0 3} {1}
-  ASSERT_EQ(plan.num_params(), 4u);
   EXPECT_EQ(plan.location(3).bucket_index, 1u);
   EXPECT_EQ(plan.location(3).slot_index, 1u);
   EXPECT_EQ(plan.location(1).bucket_index, 2u);

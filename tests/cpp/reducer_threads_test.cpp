@@ -177,7 +177,7 @@ TEST(ReducerThreads, ItsStateMayBeReadWhileItWorks) {
   std::thread reader([&] {
     while (!done) {
       EXPECT_NE(model.reducer->phase(), Phase::kFailed);
-      EXPECT_EQ(model.reducer->plan().num_params(), kNumParams);
+      EXPECT_FALSE(model.reducer->plan().buckets().empty());
       EXPECT_TRUE(model.reducer->sync_enabled());
     }
   });

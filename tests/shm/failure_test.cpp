@@ -141,7 +141,7 @@ TEST(LeavingTest, EndsWhatIsSubmitted) {
       alone.submit(barrier_call(), [&](std::exception_ptr) { ++ended; });
     }
     EXPECT_EQ(ended.load(), 2);
-    EXPECT_TRUE(handle->done());
+    EXPECT_TRUE(handle->wait_for(std::chrono::milliseconds(0)));
   });
 }
 

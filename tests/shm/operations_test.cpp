@@ -266,10 +266,10 @@ TEST_P(OperationsTest, ManyInFlight) {
     // The wait for one operation makes this thread run operations, too. The group's thread may run
     // the others.
     handles[7].wait();
-    EXPECT_TRUE(handles[3].done());
+    EXPECT_TRUE(handles[3].wait_for(std::chrono::milliseconds(0)));
     for (auto& handle : handles) {
       handle.wait();
-      EXPECT_TRUE(handle.done());
+      EXPECT_TRUE(handle.wait_for(std::chrono::milliseconds(0)));
     }
     for (int i = 0; i < kNumOperations; ++i) {
       ASSERT_EQ(ended[i], i);

@@ -82,8 +82,8 @@ TEST(ProcessesTest, TwoHostsAreGroupedAndWorkApart) {
       float value = 1;
       group.run(all_reduce_call(&value, &value, 1, DType::kFloat32, ReduceOp::kSum));
       results[rank] = std::to_string(group.topology().hosts.size()) + " hosts, local " +
-                      std::to_string(group.local_rank()) + " of " +
-                      std::to_string(group.local_size()) + ", sum " +
+                      std::to_string(group.topology().local_rank_of[rank]) + " of " +
+                      std::to_string(group.topology().local_ranks(rank).size()) + ", sum " +
                       std::to_string(static_cast<int>(value));
     });
   }

@@ -17,6 +17,10 @@
 namespace ddpx::shm {
 namespace {
 
+int local_size(const Rank& rank) {
+  return static_cast<int>(rank.group.topology().local_ranks(rank.rank).size());
+}
+
 constexpr std::size_t kNameBytes = 37;  // of the socket, at the start of an endpoint
 
 // The error of a constructor, which must come in time.
@@ -184,7 +188,7 @@ TEST(RendezvousTest, RequestsGrowWithRanksAndTextsToo) {
     run_threads_over(
         channel,
         size,
-        [&](const Rank& rank) { EXPECT_EQ(rank.group.local_size(), num_local); },
+        [&](const Rank& rank) { EXPECT_EQ(local_size(rank), num_local); },
         [&](int rank) {
           auto options = test_options();
           options.host_identity = std::to_string(rank / num_local);
@@ -227,7 +231,7 @@ void expect_rendezvous(Channel& channel) {
   const auto begin = Clock::now();
   const auto run_rank = [&](int rank) {
     Group group(channel, rank, 2, test_options(), nullptr);
-    EXPECT_EQ(group.local_size(), 2);
+    EXPECT_EQ(group.topology().local_ranks(rank).size(), 2u);
     group.run(barrier_call());
   };
   std::thread other(run_rank, 1);
@@ -314,7 +318,7 @@ TEST(OpenFilesTest, ALowLimitIsEnoughForManyRanks) {
           return value == static_cast<float>(kNumRanks);
         });
         rank.arena->free(data);
-        return right && rank.group.local_size() == kNumRanks ? "fine" : "wrong";
+        return right && local_size(rank) == kNumRanks ? "fine" : "wrong";
       },
       test_options(),
       lower_limit);

@@ -71,10 +71,6 @@ class StepTracker {
 
   void name_buckets(std::vector<std::vector<std::string>> names);
 
-  bool on() const {
-    return monitor_ != nullptr;
-  }
-
  private:
   void set_number(uint32_t wrapper);
   Activity activity(Doing doing, std::size_t bucket) const;
