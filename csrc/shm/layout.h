@@ -71,8 +71,6 @@ struct SharedState {
   std::atomic<uint64_t> reserved_bytes;  // see `create_memory`
 };
 
-enum class Presence : uint32_t { kJoined = 0, kLeft = 1 };
-
 struct Home {
   uint64_t magic;
   uint32_t version;
@@ -81,10 +79,10 @@ struct Home {
   uint64_t piece_bytes;
   char token[kTokenBytes];
   os::CpuLimits cpu_limits;
-  alignas(kLine) os::Word presence;       // a Presence
-  alignas(kLine) os::Word steps;          // number of steps at which the owner has arrived
-  std::atomic<int32_t> core;              // CPU of the owner's last arrival
-  alignas(kLine) Descriptor ring[kRing];  // indexed by sequence number modulo kRing
+  alignas(kLine) std::atomic<bool> has_left;  // the owner has left the group
+  alignas(kLine) os::Word steps;              // number of steps at which the owner has arrived
+  std::atomic<int32_t> core;                  // CPU of the owner's last arrival
+  alignas(kLine) Descriptor ring[kRing];      // indexed by sequence number modulo kRing
   SharedState shared;
 };
 

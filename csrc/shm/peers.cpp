@@ -43,8 +43,7 @@ std::optional<std::string> Peers::loss_of(int index) const {
 }
 
 bool Peers::has_left(int index) const {
-  return home(index).presence.load(std::memory_order_acquire) ==
-         static_cast<uint32_t>(Presence::kLeft);
+  return home(index).has_left.load(std::memory_order_acquire);
 }
 
 void Peers::announce(const Arena& arena, uint32_t segment, const Check& check) {

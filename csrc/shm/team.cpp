@@ -110,8 +110,7 @@ void Team::carry_out(const Call& call) {
 }
 
 void Team::leave() {
-  const auto left = static_cast<uint32_t>(Presence::kLeft);
-  peers_.own_home().presence.store(left, std::memory_order_release);
+  peers_.own_home().has_left.store(true, std::memory_order_release);
   peers_.shared_state().steps.num_left.fetch_add(1);
   os::futex_wake_all(peers_.shared_state().steps.count);
 }
