@@ -122,11 +122,11 @@ void Arena::drop_if_empty(std::list<Segment>::iterator segment) {
   segments_.erase(segment);
 }
 
-std::optional<Location> Arena::locate(const void* data, std::size_t num_bytes) const {
+std::optional<BufferRef> Arena::locate(const void* data, std::size_t num_bytes) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& segment : segments_) {
     if (segment.contains(data, num_bytes)) {
-      return Location{
+      return BufferRef{
           segment.id, static_cast<uint64_t>(static_cast<const std::byte*>(data) - segment.begin())};
     }
   }

@@ -10,14 +10,9 @@
 #include <optional>
 
 #include "../os/memory.h"
+#include "layout.h"
 
 namespace ddpx::shm {
-
-// The position of a buffer in the segments of an arena.
-struct Location {
-  uint32_t segment;
-  uint64_t offset;
-};
 
 // The allocator of one rank. It grows by memory files, called segments. The backend, the group and
 // every allocated tensor share its ownership. Thread-safe; `mutex_` guards all members. All blocks
@@ -39,7 +34,7 @@ class Arena {
   void free(void* block);
 
   // Returns nullopt unless the whole range lies in one segment.
-  std::optional<Location> locate(const void* data, std::size_t num_bytes) const;
+  std::optional<BufferRef> locate(const void* data, std::size_t num_bytes) const;
 
   // The descriptor to pass to peers, which the arena owns; -1 if the segment does not exist.
   int segment_fd(uint32_t segment) const;

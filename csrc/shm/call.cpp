@@ -5,6 +5,11 @@
 
 namespace ddpx::shm {
 
+std::size_t input_bytes(const Call& call, int num_ranks) {
+  const int num_parts = call.kind == Kind::kReduceScatter ? num_ranks : 1;
+  return static_cast<std::size_t>(num_parts) * call.num_bytes();
+}
+
 Call all_reduce_call(const void* input, void* output, std::size_t count, DType dtype, ReduceOp op) {
   return {
       .kind = Kind::kAllReduce,

@@ -42,6 +42,9 @@ struct Call {
   }
 };
 
+// The size of one rank's whole input.
+std::size_t input_bytes(const Call& call, int num_ranks);
+
 Call all_reduce_call(const void* input, void* output, std::size_t count, DType dtype, ReduceOp op);
 Call broadcast_call(void* data, std::size_t count, DType dtype, int root);
 Call all_gather_call(const void* input, void* output, std::size_t count, DType dtype);

@@ -1,17 +1,9 @@
 #include "collectives.h"
 
 namespace ddpx::shm {
-namespace {
-
-std::size_t one_shot_bytes(const Team& team, const Call& call) {
-  const auto ranks = static_cast<std::size_t>(team.size());
-  return call.kind == Kind::kReduceScatter ? ranks * call.num_bytes() : call.num_bytes();
-}
-
-}  // namespace
 
 bool fits_one_shot(const Team& team, const Call& call) {
-  return team.size() > 1 && one_shot_bytes(team, call) <= team.one_shot_bytes();
+  return team.size() > 1 && input_bytes(call, team.size()) <= team.one_shot_bytes();
 }
 
 void copy_to_one_shot(const Team& team, const Call& call, std::byte* one_shot) {
@@ -34,7 +26,7 @@ void copy_to_one_shot(const Team& team, const Call& call, std::byte* one_shot) {
         std::memcpy(one_shot + part * num_bytes, call.inputs[part], num_bytes);
       }
       if (call.inputs.empty()) {
-        std::memcpy(one_shot, call.input, num_bytes * static_cast<std::size_t>(team.size()));
+        std::memcpy(one_shot, call.input, input_bytes(call, team.size()));
       }
       return;
     case Kind::kBarrier:

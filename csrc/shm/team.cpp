@@ -9,28 +9,21 @@
 namespace ddpx::shm {
 namespace {
 
-// A buffer that peers could access in place; null if the call has no such buffer.
-struct Shareable {
-  const void* data = nullptr;
-  std::size_t num_bytes = 0;
-};
-
-Shareable shareable(const Call& call, int num_ranks, int own_index) {
+// The input that peers could access in place; null if the call has no such input.
+const void* shareable(const Call& call, int own_index) {
   switch (call.kind) {
     case Kind::kAllReduce:
-      return call.input == call.output ? Shareable{call.output, call.num_bytes()} : Shareable{};
+      return call.input == call.output ? call.output : nullptr;
     case Kind::kBroadcast:
-      return call.root == own_index ? Shareable{call.output, call.num_bytes()} : Shareable{};
+      return call.root == own_index ? call.output : nullptr;
     case Kind::kAllGather:
-      return {call.input, call.num_bytes()};
+      return call.input;
     case Kind::kReduceScatter:
-      return call.inputs.empty()
-                 ? Shareable{call.input, call.num_bytes() * static_cast<std::size_t>(num_ranks)}
-                 : Shareable{};
+      return call.inputs.empty() ? call.input : nullptr;
     case Kind::kBarrier:
-      return {};
+      return nullptr;
   }
-  return {};
+  return nullptr;
 }
 
 }  // namespace
@@ -62,10 +55,8 @@ void Team::take_first_step(const Call& call, uint64_t sequence) {
   if (fits_one_shot(*this, call)) {
     copy_to_one_shot(*this, call, peers_.segment(own_index()).one_shot(sequence));
   } else if (arena_ && size() > 1) {
-    const auto buffer = shareable(call, size(), own_index());
-    if (const auto location = arena_->locate(buffer.data, buffer.num_bytes)) {
-      descriptor.buffer = {location->segment, location->offset};
-    }
+    const auto* data = shareable(call, own_index());
+    descriptor.buffer = arena_->locate(data, input_bytes(call, size())).value_or(BufferRef{});
   }
   steps_.arrive();
 }
@@ -159,16 +150,14 @@ void Team::locate_buffers(const Call& call) {
   if (own != 0) {
     peers_.announce(*arena_, own, check);
   }
-  const auto num_bytes = call.kind == Kind::kReduceScatter
-                             ? call.num_bytes() * static_cast<std::size_t>(size())
-                             : call.num_bytes();
+  const auto num_bytes = input_bytes(call, size());
   for (int index = 0; index < size(); ++index) {
     const auto buffer = descriptor(index).buffer;
     if (buffer.segment == 0) {
       buffers_[index] = nullptr;
     } else if (index == own_index()) {
-      buffers_[index] = const_cast<std::byte*>(
-          static_cast<const std::byte*>(shareable(call, size(), index).data));
+      buffers_[index] =
+          const_cast<std::byte*>(static_cast<const std::byte*>(shareable(call, index)));
     } else {
       buffers_[index] = peers_.locate(index, buffer, num_bytes, check);
     }
