@@ -38,12 +38,10 @@ Range slice(
 }
 
 void one_shot(Team& team, const Call& call, RangeReducer& reducer) {
-  std::vector<const std::byte*> sources;
-  for (int index = 0; index < team.size(); ++index) {
-    sources.push_back(
-        index == team.own_index() ? static_cast<const std::byte*>(call.input)
-                                  : team.one_shot(index));
-  }
+  const auto sources =
+      sources_by_rank(team, static_cast<const std::byte*>(call.input), [&](int index) {
+        return team.one_shot(index);
+      });
   reducer.reduce(0, call.count, sources, {static_cast<std::byte*>(call.output)});
 }
 
@@ -131,15 +129,12 @@ class Staged {
 
   void reduce_slice(std::size_t begin, int half) {
     const auto own = slice_of(begin, team_.own_index());
-    sources_.clear();
-    for (int index = 0; index < team_.size(); ++index) {
-      sources_.push_back(
-          index == team_.own_index()
-              ? input_ + own.begin * element_bytes_
-              : team_.input_area(index, half) + (own.begin - begin) * element_bytes_);
-    }
-    results_ = {output_ + own.begin * element_bytes_, team_.result_area(team_.own_index(), half)};
-    reducer_.reduce(own.begin, own.end, sources_, results_);
+    const auto sources =
+        sources_by_rank(team_, input_ + own.begin * element_bytes_, [&](int index) {
+          return team_.input_area(index, half) + (own.begin - begin) * element_bytes_;
+        });
+    auto* result = team_.result_area(team_.own_index(), half);
+    reducer_.reduce(own.begin, own.end, sources, {output_ + own.begin * element_bytes_, result});
   }
 
   void copy_out(std::size_t begin, int half) {
@@ -161,8 +156,6 @@ class Staged {
   std::size_t piece_elements_;
   const std::byte* input_;
   std::byte* output_;
-  std::vector<const std::byte*> sources_;
-  std::vector<std::byte*> results_;
 };
 
 }  // namespace

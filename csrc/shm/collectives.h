@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <vector>
 
 #include "team.h"
 
@@ -36,6 +38,17 @@ void copy_staged(
       copy_in(next, length_at(next), half);
     }
   }
+}
+
+// The sources of a reduction, by local rank: `own`, and `of_peer(index)` of the other ranks.
+template <class OfPeer>
+std::vector<const std::byte*> sources_by_rank(
+    const Team& team, const std::byte* own, const OfPeer& of_peer) {
+  std::vector<const std::byte*> sources;
+  for (int index = 0; index < team.size(); ++index) {
+    sources.push_back(index == team.own_index() ? own : of_peer(index));
+  }
+  return sources;
 }
 
 void all_reduce(Team& team, const Call& call);

@@ -25,14 +25,9 @@ class ReduceScatter {
   // Reads memory in which the parts of a rank's input follow each other.
   template <class WholeInput>
   void direct(const WholeInput& whole_input) {
-    std::vector<const std::byte*> sources;
-    for (int index = 0; index < team_.size(); ++index) {
-      sources.push_back(
-          index == team_.own_index()
-              ? part(index)
-              : whole_input(index) +
-                    static_cast<std::size_t>(team_.own_index()) * call_.num_bytes());
-    }
+    const auto sources = sources_by_rank(team_, part(team_.own_index()), [&](int index) {
+      return whole_input(index) + static_cast<std::size_t>(team_.own_index()) * call_.num_bytes();
+    });
     reduce(0, call_.count, sources);
   }
 
@@ -53,14 +48,11 @@ class ReduceScatter {
     };
     copy_staged(
         team_, call_.count, share, copy_in, [&](std::size_t begin, std::size_t length, int half) {
-          std::vector<const std::byte*> sources;
-          for (int index = 0; index < team_.size(); ++index) {
-            sources.push_back(
-                index == team_.own_index()
-                    ? part(index) + begin * element_bytes_
-                    : team_.input_area(index, half) +
-                          static_cast<std::size_t>(team_.own_index()) * share_bytes);
-          }
+          const auto* own = part(team_.own_index()) + begin * element_bytes_;
+          const auto sources = sources_by_rank(team_, own, [&](int index) {
+            return team_.input_area(index, half) +
+                   static_cast<std::size_t>(team_.own_index()) * share_bytes;
+          });
           reduce(begin, begin + length, sources);
         });
   }
