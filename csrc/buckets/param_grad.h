@@ -3,12 +3,20 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 namespace ddpx {
 
 // `param.grad` of a leaf. at::Tensor::grad() first asks whether the tensor is a leaf, which takes
 // five times as long.
 inline const at::Tensor& grad_of(const at::Tensor& param) {
   return param.unsafeGetTensorImpl()->grad();
+}
+
+// How often the tensor was changed in place; 0 for an inference tensor or an undefined one.
+inline uint32_t version_of(const at::Tensor& tensor) {
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  return counter.enabled() ? counter.current_version() : 0;
 }
 
 // Sets `param.grad`. Safe while another thread accumulates into it: threads that train one wrapper

@@ -6,14 +6,6 @@
 #include "../buckets/param_grad.h"
 
 namespace ddpx {
-namespace {
-
-// Inference tensors have no version.
-uint32_t version_of(const at::Tensor& grad) {
-  return grad.is_inference() ? 0 : static_cast<uint32_t>(grad._version());
-}
-
-}  // namespace
 
 void KeptAverages::record(const std::vector<at::Tensor>& params) {
   std::vector<std::size_t> all(params.size());

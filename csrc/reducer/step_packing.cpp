@@ -31,11 +31,6 @@ UserError gradient_mismatch(
                : ""));
 }
 
-uint32_t version_of(const at::Tensor& grad) {
-  const auto* impl = grad.unsafeGetTensorImpl();  // that of an undefined tensor counts nothing
-  return impl->version_counter().enabled() ? impl->version_counter().current_version() : 0;
-}
-
 }  // namespace
 
 GradPlace Step::place_in(const Bucket& bucket) const {
