@@ -11,24 +11,18 @@ UserError static_graph_changed(
     const errors::Where& where,
     const std::vector<std::string>& names,
     const std::vector<std::size_t>& param_indices) {
-  std::ostringstream out;
   // The first sentences are torch's: scripts and tests look for them.
-  out << errors::opening(where)
-      << "Expected to have finished reduction in the prior iteration before starting a new one. "
-         "This "
-         "error indicates that your training graph has changed in this iteration, e.g., one "
-         "parameter is used in first iteration, but then got unused in the second iteration. this "
-         "is not compatible with static_graph set to True.\n"
-         "Parameter indices which did not receive grad for rank "
-      << where.rank << ":";
-  for (const auto param_index : param_indices) {
-    out << ' ' << param_index;
-  }
-  out << ". " << errors::count_params(names.size())
-      << " got fewer gradients than in the first synchronized backward with static_graph=True: "
-      << join_names(names)
-      << ". Remove static_graph=True, or pass find_unused_parameters=True instead.";
-  return UserError(out.str());
+  return errors::at(
+      where,
+      "Expected to have finished reduction in the prior iteration before starting a new one. This "
+      "error indicates that your training graph has changed in this iteration, e.g., one parameter "
+      "is used in first iteration, but then got unused in the second iteration. this is not "
+      "compatible with static_graph set to True.\n" +
+          errors::indices_in_ddps_words(where, param_indices) + ". " +
+          errors::count_params(names.size()) +
+          " got fewer gradients than in the first synchronized backward with static_graph=True: " +
+          join_names(names) +
+          ". Remove static_graph=True, or pass find_unused_parameters=True instead.");
 }
 
 GraphTaskId current_task_id() {

@@ -11,20 +11,19 @@ namespace {
 
 UserError gradients_not_finite(
     const errors::Where& where, const std::vector<std::pair<int, std::string>>& findings) {
-  std::ostringstream params;
-  std::ostringstream ranks;
-  for (std::size_t i = 0; i < findings.size(); ++i) {
-    const auto& [rank, name] = findings[i];
-    params << (i == 0 ? "'" : ", '") << name << "' on rank " << rank;
-    ranks << (i == 0 ? "" : ", ") << rank;
+  std::string params;
+  std::string ranks;
+  for (const auto& [rank, name] : findings) {
+    params += (params.empty() ? "'" : ", '") + name + "' on rank " + std::to_string(rank);
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   }
   const auto count = findings.size();
   return errors::at(
       where,
-      "gradients contain NaN or infinity, first in " + params.str() +
+      "gradients contain NaN or infinity, first in " + params +
           ". The averages of these gradients are not finite on any rank. Check the inputs and the "
           "loss of " +
-          errors::by_number(count, "rank ", "ranks ") + ranks.str() +
+          errors::by_number(count, "rank ", "ranks ") + ranks +
           ". torch.autograd.set_detect_anomaly(True) names the operation at fault. A gradient "
           "scaler skips such steps: if the script uses a gradient scaler, turn off this check with "
           "set_check_finite(False).");

@@ -1,25 +1,34 @@
 #include "step_errors.h"
 
-#include <sstream>
-
 namespace ddpx::errors {
 namespace {
 
 // The words of DDP's error: scripts and trainers look for them.
 std::string unfinished_in_ddps_words(
     const Where& where, const std::vector<std::size_t>& param_indices) {
-  std::ostringstream out;
-  out << " In DDP's words: Expected to have finished reduction in the prior iteration before "
+  return " In DDP's words: Expected to have finished reduction in the prior iteration before "
          "starting a new one. This error indicates that your module has parameters that were not "
-         "used in producing loss. Parameter indices which did not receive grad for rank "
-      << where.rank << ":";
-  for (const auto param_index : param_indices) {
-    out << ' ' << param_index;
-  }
-  return out.str();
+         "used in producing loss. " +
+         indices_in_ddps_words(where, param_indices);
 }
 
 }  // namespace
+
+UserError at(const Where& where, const std::string& text) {
+  return UserError(
+      "[ddpx rank " + std::to_string(where.rank) + ", step " + std::to_string(where.step) +
+      ", phase " + to_string(where.phase) + "] " + text);
+}
+
+std::string indices_in_ddps_words(
+    const Where& where, const std::vector<std::size_t>& param_indices) {
+  auto text =
+      "Parameter indices which did not receive grad for rank " + std::to_string(where.rank) + ":";
+  for (const auto param_index : param_indices) {
+    text += " " + std::to_string(param_index);
+  }
+  return text;
+}
 
 UserError params_without_gradient(
     const Where& where,
@@ -49,16 +58,17 @@ std::string used_map_exchange() {
 
 UserError grads_taken_away(const Where& where, const std::vector<std::string>& names) {
   const auto count = names.size();
-  return UserError(
-      opening(where) +
+  return at(
+      where,
       "prepare_for_backward() announced a backward whose gradients are averaged, but "
       "torch.autograd.grad() computes " +
-      by_number(count, "the gradient of ", "the gradients of ") + count_params(count) + " (" +
-      join_names(names) + "). " +
-      by_number(count, "This gradient would stay local. ", "These gradients would stay local. ") +
-      "Zero-bubble pipeline schedules call torch.autograd.grad() in this way "
-      "(ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble, ScheduleDualPipeV). Use "
-      "ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B instead.");
+          by_number(count, "the gradient of ", "the gradients of ") + count_params(count) + " (" +
+          join_names(names) + "). " +
+          by_number(
+              count, "This gradient would stay local. ", "These gradients would stay local. ") +
+          "Zero-bubble pipeline schedules call torch.autograd.grad() in this way "
+          "(ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble, ScheduleDualPipeV). Use "
+          "ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B instead.");
 }
 
 UserError inside_backward(const Where& where, const std::string& call) {

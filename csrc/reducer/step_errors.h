@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -13,23 +12,15 @@
 
 namespace ddpx::errors {
 
-// The place of an error. A text with a place begins with "[ddpx rank R, step S, phase P] ".
+// The place of an error.
 struct Where {
   int rank;
   int64_t step;  // number of synchronized steps that ended before
   Phase phase;
 };
 
-inline std::string opening(const Where& where) {
-  std::ostringstream out;
-  out << "[ddpx rank " << where.rank << ", step " << where.step << ", phase "
-      << to_string(where.phase) << "] ";
-  return out.str();
-}
-
-inline UserError at(const Where& where, const std::string& text) {
-  return UserError(opening(where) + text);
-}
+// The text begins with "[ddpx rank R, step S, phase P] ".
+UserError at(const Where& where, const std::string& text);
 
 inline std::string count_params(std::size_t number) {
   return count(number, "parameter");
@@ -40,6 +31,10 @@ inline std::string by_number(
     std::size_t count, const std::string& one, const std::string& several) {
   return count == 1 ? one : several;
 }
+
+// The end of a sentence of DDP, which lists these params.
+std::string indices_in_ddps_words(
+    const Where& where, const std::vector<std::size_t>& param_indices);
 
 // Default mode: these params got no gradient in the backward that just ended.
 UserError params_without_gradient(
