@@ -13,8 +13,6 @@
 namespace ddpx {
 namespace {
 
-constexpr const char* kDestroyed = "[ddpx shm] the process group was destroyed before this call";
-
 int64_t checked_timeout_ms(std::chrono::milliseconds timeout) {
   TORCH_CHECK(
       timeout.count() > 0,
@@ -116,30 +114,12 @@ std::size_t ShmBackend::resident_bytes() const {
 
 // ---- the group ---------------------------------------------------------------------------------
 
-std::shared_ptr<shm::Group> ShmBackend::group() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK(group_, kDestroyed);
-  return group_;
-}
-
 std::exception_ptr ShmBackend::fail_with_current_exception(const char* phase) {
   const auto error = as_torch_error(group()->fail_with_current_exception(phase));
   if (!single_host()) {
     between_hosts()->fail_with(error);
   }
   return error;
-}
-
-std::shared_ptr<BetweenHosts> ShmBackend::between_hosts() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK(between_hosts_, kDestroyed);
-  return between_hosts_;
-}
-
-c10::intrusive_ptr<c10d::Backend> ShmBackend::inner() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK(inner_, kDestroyed);
-  return inner_;
 }
 
 void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -153,9 +154,21 @@ class ShmBackend final : public WatchedBackend {
   // peer.
   static void run(shm::Group& group, shm::Call call, ShmWork& work);
   // These three throw after shutdown().
-  std::shared_ptr<shm::Group> group() const;
-  std::shared_ptr<BetweenHosts> between_hosts() const;
-  c10::intrusive_ptr<c10d::Backend> inner() const;
+  std::shared_ptr<shm::Group> group() const {
+    return held(group_);
+  }
+  std::shared_ptr<BetweenHosts> between_hosts() const {
+    return held(between_hosts_);
+  }
+  c10::intrusive_ptr<c10d::Backend> inner() const {
+    return held(inner_);
+  }
+  template <class Pointer>
+  Pointer held(const Pointer& member) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(member, "[ddpx shm] the process group was destroyed before this call");
+    return member;
+  }
   // Calls `start`, which starts the operation on `inner`. See GlooWork for its errors.
   Work through_gloo(
       const char* name, c10::function_ref<Work(c10d::Backend&)> start, bool collective = true);
@@ -170,7 +183,6 @@ class ShmBackend final : public WatchedBackend {
         : timeout(options.timeout), async(options.asyncOp) {}
   };
 
-  std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   // The operation writes `results`: the outputs themselves, or copies of them.
   Work submit(
       shm::Call call,

@@ -35,10 +35,6 @@ bool supported_between_hosts(at::ScalarType dtype) {
 
 }  // namespace
 
-std::chrono::milliseconds ShmBackend::timeout_or_default(std::chrono::milliseconds timeout) const {
-  return timeout == c10d::kUnsetTimeout ? std::chrono::milliseconds(timeout_ms_) : timeout;
-}
-
 ShmBackend::Work ShmBackend::through_shm(const char* phase, c10::function_ref<Work()> start) {
   try {
     return start();
@@ -58,7 +54,7 @@ ShmBackend::Work ShmBackend::submit(
     Tensors outputs,
     Tensors results) {
   const auto local = group();
-  call.timeout = timeout_or_default(options.timeout);
+  call.timeout = options.timeout == c10d::kUnsetTimeout ? timeout() : options.timeout;
   auto work = c10::make_intrusive<ShmWork>(
       rank_,
       info.type,
@@ -105,7 +101,7 @@ ShmBackend::Work ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOp
   const auto op = elements ? reduction(options.reduceOp, tensors[0]) : std::nullopt;
   if (!op || (!single_host() && !supported_between_hosts(tensors[0].scalar_type()))) {
     return through_gloo(
-        {"all_reduce"}, [&](c10d::Backend& gloo) { return gloo.allreduce(tensors, options); });
+        "all_reduce", [&](c10d::Backend& gloo) { return gloo.allreduce(tensors, options); });
   }
   return through_shm("all_reduce", [&] {
     const auto results = each(dense, tensors);
@@ -124,7 +120,7 @@ ShmBackend::Work ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOp
   const auto bytes = tensors.size() == 1 ? bytes_of(tensors[0]) : std::nullopt;
   if (!bytes || !single_host()) {
     return through_gloo(
-        {"broadcast"}, [&](c10d::Backend& gloo) { return gloo.broadcast(tensors, options); });
+        "broadcast", [&](c10d::Backend& gloo) { return gloo.broadcast(tensors, options); });
   }
   TORCH_CHECK(
       options.rootRank >= 0 && options.rootRank < size_,
@@ -149,7 +145,7 @@ ShmBackend::Work ShmBackend::allgather(
                       outputs[0].size() == static_cast<std::size_t>(size_) && bytes_of(inputs[0]) &&
                       same_dtype_and_size(outputs[0], inputs[0]);
   if (!native) {
-    return through_gloo({"all_gather"}, [&](c10d::Backend& gloo) {
+    return through_gloo("all_gather", [&](c10d::Backend& gloo) {
       return gloo.allgather(outputs, inputs, options);
     });
   }
@@ -178,7 +174,7 @@ ShmBackend::Work ShmBackend::_allgather_base(
                       input.scalar_type() == output.scalar_type() &&
                       output.numel() == input.numel() * size_;
   if (!native) {
-    return through_gloo({"all_gather_into_tensor"}, [&](c10d::Backend& gloo) {
+    return through_gloo("all_gather_into_tensor", [&](c10d::Backend& gloo) {
       return gloo._allgather_base(output, input, options);
     });
   }
@@ -204,7 +200,7 @@ ShmBackend::Work ShmBackend::reduce_scatter(
                       elements_of(outputs[0]) && reduction(options.reduceOp, outputs[0]) &&
                       same_dtype_and_size(inputs[0], outputs[0]);
   if (!native) {
-    return through_gloo({"reduce_scatter"}, [&](c10d::Backend& gloo) {
+    return through_gloo("reduce_scatter", [&](c10d::Backend& gloo) {
       return gloo.reduce_scatter(outputs, inputs, options);
     });
   }
@@ -238,7 +234,7 @@ ShmBackend::Work ShmBackend::_reduce_scatter_base(
                       input.numel() == output.numel() * size_ &&
                       reduction(options.reduceOp, output);
   if (!native) {
-    return through_gloo({"reduce_scatter_tensor"}, [&](c10d::Backend& gloo) {
+    return through_gloo("reduce_scatter_tensor", [&](c10d::Backend& gloo) {
       return gloo._reduce_scatter_base(output, input, options);
     });
   }
@@ -263,7 +259,7 @@ ShmBackend::Work ShmBackend::_reduce_scatter_base(
 
 ShmBackend::Work ShmBackend::barrier(const c10d::BarrierOptions& options) {
   if (!single_host()) {
-    return through_gloo({"barrier"}, [&](c10d::Backend& gloo) { return gloo.barrier(options); });
+    return through_gloo("barrier", [&](c10d::Backend& gloo) { return gloo.barrier(options); });
   }
   return through_shm("barrier", [&] {
     return submit(
