@@ -7,11 +7,36 @@
 #include <algorithm>
 #include <utility>
 
+#include "../health_c10d/store_text.h"
+#include "../shm/channel.h"
 #include "../shm/error.h"
-#include "store_channel.h"
 
 namespace ddpx {
 namespace {
+
+// torch's Store as the channel of the rendezvous. Lives on the stack of ShmBackend's constructor;
+// the constructing thread uses it. Needs no lock.
+class StoreChannel final : public shm::Channel {
+ public:
+  explicit StoreChannel(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store_->set(key, to_bytes(value));
+  }
+  void append(const std::string& key, const std::string& value) override {
+    append_text(*store_, key, value);
+  }
+  int64_t count_up(const std::string& key) override {
+    return store_->add(key, 1);
+  }
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    store_->wait({key}, timeout);
+    return to_text(store_->get(key));
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
 
 int64_t checked_timeout_ms(std::chrono::milliseconds timeout) {
   TORCH_CHECK(
