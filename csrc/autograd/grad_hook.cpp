@@ -58,9 +58,6 @@ GradHook::GradHook(
       key_(accumulator_->add_post_hook(
           std::make_unique<ArrivalHook>(param_index, std::move(listener)))) {}
 
-GradHook::GradHook(GradHook&& other) noexcept
-    : accumulator_(std::exchange(other.accumulator_, nullptr)), key_(other.key_) {}
-
 GradHook& GradHook::operator=(GradHook&& other) noexcept {
   std::swap(accumulator_, other.accumulator_);
   std::swap(key_, other.key_);

@@ -30,7 +30,7 @@ class GradHook {
  public:
   GradHook(const at::Tensor& param, std::size_t param_index, std::weak_ptr<GradListener> listener);
   ~GradHook();
-  GradHook(GradHook&& other) noexcept;
+  GradHook(GradHook&& other) noexcept = default;
   GradHook(const GradHook&) = delete;
   GradHook& operator=(const GradHook&) = delete;
   GradHook& operator=(GradHook&& other) noexcept;

@@ -31,12 +31,8 @@ DeviceMarks::DeviceMarks(c10::Device device, std::size_t capacity, int64_t (*now
   relate();
 }
 
-bool DeviceMarks::captured() const {
-  return is_capturing(device_);
-}
-
 bool DeviceMarks::has_room() const {
-  return marks_.size() < capacity_ && !captured();
+  return marks_.size() < capacity_ && !is_capturing(device_);
 }
 
 c10::Event DeviceMarks::record() {
@@ -127,7 +123,7 @@ void DeviceMarks::move_passed_to(EventLog& log) {
 
 void DeviceMarks::collect(EventLog& log) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (captured()) {
+  if (is_capturing(device_)) {
     return;
   }
   move_passed_to(log);
@@ -141,7 +137,7 @@ void DeviceMarks::collect(EventLog& log) {
 
 void DeviceMarks::collect_all(EventLog& log) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (captured()) {
+  if (is_capturing(device_)) {
     return;
   }
   for (const auto& mark : marks_) {

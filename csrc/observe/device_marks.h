@@ -59,7 +59,6 @@ class DeviceMarks {
   };
 
   bool has_room() const;
-  bool captured() const;
   c10::Event record();
   int64_t time_of(const c10::Event& event) const;
   void relate();

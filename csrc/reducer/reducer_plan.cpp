@@ -2,7 +2,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "../buckets/device_stream.h"
+#include "../observe/event_log.h"
 #include "reducer.h"
 
 namespace ddpx {
@@ -42,13 +42,12 @@ std::vector<int64_t> Reducer::time_all_reduces(int64_t num_bytes, int repeats) {
           if (stream) {
             stream->synchronize();
           }
-          const auto begin = std::chrono::steady_clock::now();
+          const auto begin = steady_now();
           collective.wait(*collective.all_reduce_sum(buffer), device);
           if (stream) {
             stream->synchronize();
           }
-          const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - begin;
-          times_ns.push_back(taken.count());
+          times_ns.push_back(steady_now() - begin);
         }
         return times_ns;
       },
