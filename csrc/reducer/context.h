@@ -19,7 +19,7 @@
 #include "../readiness/step_history.h"
 #include "exclusive_mutex.h"
 #include "params.h"
-#include "progress.h"
+#include "phase.h"
 #include "settings.h"
 #include "step_errors.h"
 #include "weights.h"
@@ -47,6 +47,13 @@ struct ReducerOptions {
   bool rebuilds_buckets(GraphMode of_mode) const {
     return of_mode != GraphMode::kFindUnused && listed_buckets.empty();
   }
+};
+
+// How far the reducer is in its steps. ReducerContext::go_to() changes the phase.
+struct Progress {
+  Phase phase = Phase::kIdle;
+  bool captured = false;  // the last forward, or the running step, is captured into a graph
+  int64_t num_steps = 0;  // synchronized steps that ended, on this rank or for its peers
 };
 
 // What a step works with. The reducer owns the context; its mutex guards all other members.
