@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "collective.h"
-
 namespace ddpx {
 
 // Gets a bucket with undivided gradients. The result of its future becomes the gradients. Called

@@ -1,7 +1,4 @@
 // The methods of Reducer for other averages than the mean.
-#include <ATen/ops/any.h>
-#include <ATen/ops/ne.h>
-
 #include "../buckets/grad_values.h"
 #include "../buckets/param_grad.h"
 #include "reducer.h"

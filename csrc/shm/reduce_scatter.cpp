@@ -1,7 +1,6 @@
 // Reduce-scatter: each rank reduces its own part over the inputs of all ranks. The order of
 // summation is that of an all-reduce, as in gloo: an all-reduce of the whole input, or of each part
 // if the parts are separate buffers.
-#include "../os/memory.h"
 #include "collectives.h"
 #include "range_reducer.h"
 

@@ -11,7 +11,6 @@
 #include <stop_token>
 #include <string>
 
-#include "../machine/activity.h"
 #include "host_channel.h"
 #include "store.h"
 

@@ -1,7 +1,5 @@
 #include "page.h"
 
-#include "../../os/error.h"
-
 namespace ddpx::health {
 
 std::shared_ptr<StatusPage> map_page(int fd, int world_size) {
