@@ -2,42 +2,39 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
+#include <functional>
 #include <utility>
 #include <vector>
 
 namespace ddpx {
 
 // Connects a DTensor parameter, which autograd and the user see, with its local shard, whose
-// gradient is reduced. Both have a `grad`. Python makes the link. Called with the mutex of the
-// reducer held.
-class GradLink {
- public:
-  virtual ~GradLink() = default;
-
+// gradient is reduced. Both have a `grad`. Python makes the functions. They are called with the
+// mutex of the reducer held.
+struct GradLink {
   // The gradient of the shard becomes the local part of the gradient of the DTensor.
-  virtual void pull() = 0;
+  std::function<void()> pull;
 
   // The gradient of the DTensor becomes one whose local part is the gradient of the shard. The
   // shard has no gradient afterwards.
-  virtual void push() = 0;
+  std::function<void()> push;
 };
 
-// The links of all params of a reducer. A plain tensor has no link.
+// The links of all params of a reducer. A plain tensor has a link without functions.
 class GradLinks {
  public:
-  void add(std::size_t param_index, std::shared_ptr<GradLink> link) {
+  void add(std::size_t param_index, GradLink link) {
     links_.resize(param_index + 1);
     links_.back() = std::move(link);
   }
   void pull(std::size_t param_index) const {
-    if (param_index < links_.size() && links_[param_index]) {
-      links_[param_index]->pull();
+    if (param_index < links_.size() && links_[param_index].pull) {
+      links_[param_index].pull();
     }
   }
   void push(std::size_t param_index) const {
-    if (param_index < links_.size() && links_[param_index]) {
-      links_[param_index]->push();
+    if (param_index < links_.size() && links_[param_index].push) {
+      links_[param_index].push();
     }
   }
   void pull_all() const {
@@ -52,7 +49,7 @@ class GradLinks {
   }
 
  private:
-  std::vector<std::shared_ptr<GradLink>> links_;
+  std::vector<GradLink> links_;
 };
 
 }  // namespace ddpx

@@ -29,23 +29,6 @@ struct OutsideTransforms {
        c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
 };
 
-class PythonLink final : public GradLink {
- public:
-  PythonLink(py::function pull, py::function push)
-      : pull_(with_gil(std::move(pull))), push_(with_gil(std::move(push))) {}
-
-  void pull() override {
-    pull_();
-  }
-  void push() override {
-    push_();
-  }
-
- private:
-  std::function<void()> pull_;
-  std::function<void()> push_;
-};
-
 void bind_report(py::module_& module) {
   py::class_<StepTimes>(module, "StepTimes")
       .def_readonly("forward", &StepTimes::forward)
@@ -81,14 +64,13 @@ void bind_reducer(py::module_& module) {
              bool delayed,
              py::function pull,
              py::function push) {
-            auto link = std::make_shared<PythonLink>(std::move(pull), std::move(push));
             return ReducerParam{
                 std::move(shard),
                 std::move(name),
                 false,
                 delayed,
                 std::move(leaf),
-                std::move(link)};
+                GradLink{with_gil(std::move(pull)), with_gil(std::move(push))}};
           },
           py::arg("leaf"),
           py::arg("shard"),

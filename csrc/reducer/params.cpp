@@ -41,7 +41,7 @@ Params::Params(const std::vector<ReducerParam>& params, std::vector<ReducerParam
     names_.push_back(param.name);
     metas_.push_back(ParamMeta::of(param.tensor, param.expect_sparse));
     metas_.back().delayed = param.delayed;
-    if (param.link) {
+    if (param.link.pull) {
       links_.add(tensors_.size() - 1, param.link);
     }
   }

@@ -22,7 +22,7 @@ struct ReducerParam {
 
   // If `tensor` is the local shard of a DTensor: the DTensor, and the link between the gradients.
   at::Tensor leaf = {};
-  std::shared_ptr<GradLink> link = nullptr;
+  GradLink link = {};
 };
 
 // Params are known by their index. The reducer owns the params, under its mutex.
