@@ -48,7 +48,8 @@ bool OperationHandle::wait_for(std::chrono::milliseconds timeout) const {
 }
 
 OperationQueue::StatePtr OperationQueue::enqueue(
-    Call call, Completion completion, bool needs_thread, const Lock&) {
+    Call call, Completion completion, bool needs_thread) {
+  const Lock lock(mutex_);
   if (closed_) {
     throw Error(
         ErrorKind::kAborted, "[ddpx shm] an operation was called on a destroyed process group");
@@ -78,21 +79,13 @@ OperationQueue::StatePtr OperationQueue::enqueue(
 }
 
 OperationHandle OperationQueue::submit(Call call, Completion completion) {
-  StatePtr state;
-  {
-    const Lock lock(mutex_);
-    state = enqueue(std::move(call), std::move(completion), /*needs_thread=*/true, lock);
-  }
+  auto state = enqueue(std::move(call), std::move(completion), /*needs_thread=*/true);
   work_added_.notify_one();
   return OperationHandle(shared_from_this(), std::move(state));
 }
 
 void OperationQueue::run(Call call, Completion completion) {
-  StatePtr state;
-  {
-    const Lock lock(mutex_);
-    state = enqueue(std::move(call), std::move(completion), /*needs_thread=*/false, lock);
-  }
+  const auto state = enqueue(std::move(call), std::move(completion), /*needs_thread=*/false);
   run_until_done(state);
   if (state->error) {
     std::rethrow_exception(state->error);

@@ -87,7 +87,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   using StatePtr = std::shared_ptr<OperationHandle::State>;
   using Lock = std::unique_lock<std::mutex>;
 
-  StatePtr enqueue(Call call, Completion completion, bool needs_thread, const Lock& lock);
+  StatePtr enqueue(Call call, Completion completion, bool needs_thread);
   void run_until_done(const StatePtr& state);
   void run_first(Lock& lock);
   void finish(const StatePtr& state, std::exception_ptr error, Lock& lock);
