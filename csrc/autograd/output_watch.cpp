@@ -35,32 +35,13 @@ using WeakNodePtr = decltype(weak_from(std::declval<NodePtr>()));
 }  // namespace
 
 // The hook on the output's node owns this object, so that both die with the node.
-class WatchedOutput {
- public:
-  explicit WatchedOutput(const NodePtr& node) : node_(weak_from(node)) {}
+struct WatchedOutput {
+  explicit WatchedOutput(const NodePtr& output_node) : node(weak_from(output_node)) {}
 
-  void reach() {
-    reached_ = true;
-  }
-  bool reached() const {
-    return reached_;
-  }
+  const WeakNodePtr node;
+  std::atomic<bool> reached{false};
   // Also by autograd.grad(create_graph=True), whose result may be a part of a loss.
-  void use() {
-    used_ = true;
-  }
-  bool used() const {
-    return used_;
-  }
-  // Null if the node is being destroyed.
-  NodePtr node() const {
-    return node_.lock();
-  }
-
- private:
-  WeakNodePtr node_;
-  std::atomic<bool> reached_{false};
-  std::atomic<bool> used_{false};
+  std::atomic<bool> used{false};
 };
 
 namespace {
@@ -76,10 +57,10 @@ class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
   variable_list operator()(const variable_list& grads) override {
     if (const auto observer = observer_.lock()) {
       if (!running_task::returns_grads()) {  // the output keeps its backward
-        output_->reach();
-        output_->use();
+        output_->reached = true;
+        output_->used = true;
       } else if (at::GradMode::is_enabled()) {
-        output_->use();
+        output_->used = true;
       }
       observer->on_output_grad(forward_);
     }
@@ -95,7 +76,7 @@ class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
 }  // namespace
 
 bool WatchedForward::left_out() const {
-  const auto used = [](const auto& output) { return output->used(); };
+  const auto used = [](const auto& output) { return output->used.load(); };
   return !outputs_.empty() && std::none_of(outputs_.begin(), outputs_.end(), used);
 }
 
@@ -107,7 +88,7 @@ void OutputWatch::watch(
   if (outputs_.size() >= prune_at_) {
     std::erase_if(outputs_, [](const auto& weak) {
       const auto output = weak.lock();
-      return !output || output->reached();
+      return !output || output->reached;
     });
     prune_at_ = std::max<std::size_t>(64, 2 * outputs_.size());
   }
@@ -129,8 +110,8 @@ std::unordered_set<const Node*> OutputWatch::nodes_to_come() const {
   std::vector<const Node*> stack;
   for (const auto& weak : outputs_) {
     const auto output = weak.lock();
-    if (output && !output->reached()) {
-      if (auto node = output->node()) {
+    if (output && !output->reached) {
+      if (auto node = output->node.lock()) {  // null if the node is being destroyed
         stack.push_back(node.get());
         roots.push_back(std::move(node));
       }

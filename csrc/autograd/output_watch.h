@@ -13,7 +13,7 @@
 
 namespace ddpx {
 
-class WatchedOutput;
+struct WatchedOutput;
 
 // The watched outputs of one forward.
 class WatchedForward {
