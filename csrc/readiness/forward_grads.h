@@ -58,12 +58,8 @@ class ForwardGrads {
 
   // The params of expect() whose gradients have not come since.
   std::vector<std::size_t> never_came() const {
-    std::vector<std::size_t> indices;
-    for (const auto param_index : possibly_late_) {
-      if (!arrived_[param_index]) {
-        indices.push_back(param_index);
-      }
-    }
+    auto indices = possibly_late_;
+    std::erase_if(indices, [this](std::size_t param_index) { return arrived_[param_index]; });
     return indices;
   }
 

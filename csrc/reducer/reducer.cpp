@@ -52,9 +52,7 @@ void Reducer::publish_to(std::shared_ptr<health::Monitor> monitor) {
   health::StepTracker peers(
       monitor,
       [access = for_watchdog_] {
-        std::vector<std::string> missing;
-        access->with([&](Reducer& reducer) { missing = reducer.missing_params(); });
-        return missing;
+        return access->with([](Reducer& reducer) { return reducer.missing_params(); });
       },
       context_.params.names());
   context_.observer.publish(

@@ -16,14 +16,12 @@ class Revocable {
  public:
   explicit Revocable(Object* object) : object_(object) {}
 
-  // Calls `function(object)`, unless the access is revoked. revoke() waits for the call, so the
-  // call must not wait for the owner.
+  // Returns `function(object)`, or a default value if the access is revoked. revoke() waits for the
+  // call, so the call must not wait for the owner.
   template <typename Function>
-  void with(const Function& function) {
+  auto with(const Function& function) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (object_ != nullptr) {
-      function(*object_);
-    }
+    return object_ != nullptr ? function(*object_) : decltype(function(*object_))();
   }
 
   // When this returns, no call runs, and none will.
