@@ -74,17 +74,22 @@ using Wide = std::conditional_t<
         std::make_unsigned_t<std::conditional_t<std::is_integral_v<T>, T, int>>>,
     T>;
 
+// An operation whose result is the combination of all values.
+template <class T>
+struct KeepsResult {
+  static T finish(T acc, int) {
+    return acc;
+  }
+};
+
 template <class D>
-struct Sum {
+struct Sum : KeepsResult<typename D::Stored> {
   using Stored = typename D::Stored;
   static Stored combine(Stored local, Stored acc) {
     const auto a = D::load(local);
     const auto b = D::load(acc);
     using W = Wide<std::remove_const_t<decltype(a)>>;
     return D::round(static_cast<decltype(a)>(static_cast<W>(a) + static_cast<W>(b)));
-  }
-  static Stored finish(Stored acc, int) {
-    return acc;
   }
 };
 
@@ -98,7 +103,7 @@ struct Avg : Sum<D> {
 };
 
 template <class D>
-struct Product {
+struct Product : KeepsResult<typename D::Stored> {
   using Stored = typename D::Stored;
   static Stored combine(Stored local, Stored acc) {
     const auto a = D::load(local);
@@ -106,48 +111,36 @@ struct Product {
     using W = Wide<std::remove_const_t<decltype(a)>>;
     return D::round(static_cast<decltype(a)>(static_cast<W>(a) * static_cast<W>(b)));
   }
-  static Stored finish(Stored acc, int) {
-    return acc;
-  }
 };
 
 // std::max(local, acc): the left operand unless it is less.
 template <class D>
-struct Max {
+struct Max : KeepsResult<typename D::Stored> {
   using Stored = typename D::Stored;
   static Stored combine(Stored local, Stored acc) {
     return D::load(local) < D::load(acc) ? acc : local;
-  }
-  static Stored finish(Stored acc, int) {
-    return acc;
   }
 };
 
 // std::min(local, acc): the left operand unless the right operand is less.
 template <class D>
-struct Min {
+struct Min : KeepsResult<typename D::Stored> {
   using Stored = typename D::Stored;
   static Stored combine(Stored local, Stored acc) {
     return D::load(acc) < D::load(local) ? acc : local;
-  }
-  static Stored finish(Stored acc, int) {
-    return acc;
   }
 };
 
 enum class Bits { kAnd, kOr, kXor };
 
 template <class T, Bits kBits>
-struct Bitwise {
+struct Bitwise : KeepsResult<T> {
   using Stored = T;
   static T combine(T local, T acc) {
     return static_cast<T>(
         kBits == Bits::kAnd  ? local & acc
         : kBits == Bits::kOr ? local | acc
                              : local ^ acc);
-  }
-  static T finish(T acc, int) {
-    return acc;
   }
 };
 
