@@ -80,11 +80,10 @@ bool WatchedForward::left_out() const {
   return !outputs_.empty() && std::none_of(outputs_.begin(), outputs_.end(), used);
 }
 
-void OutputWatch::watch(
+WatchedForward OutputWatch::watch(
     const std::vector<at::Tensor>& outputs,
     ForwardSync forward,
-    const std::weak_ptr<GraphTaskObserver>& observer,
-    WatchedForward* watched_forward) {
+    const std::weak_ptr<GraphTaskObserver>& observer) {
   if (outputs_.size() >= prune_at_) {
     std::erase_if(outputs_, [](const auto& weak) {
       const auto output = weak.lock();
@@ -92,16 +91,16 @@ void OutputWatch::watch(
     });
     prune_at_ = std::max<std::size_t>(64, 2 * outputs_.size());
   }
+  WatchedForward watched_forward;
   for (const auto& output : outputs) {
     if (const auto& grad_fn = output.grad_fn()) {
       auto watched = std::make_shared<WatchedOutput>(grad_fn);
       outputs_.push_back(watched);
-      if (watched_forward != nullptr) {
-        watched_forward->outputs_.push_back(watched);
-      }
+      watched_forward.outputs_.push_back(watched);
       grad_fn->add_pre_hook(std::make_unique<OutputHook>(std::move(watched), forward, observer));
     }
   }
+  return watched_forward;
 }
 
 std::unordered_set<const Node*> OutputWatch::nodes_to_come() const {

@@ -33,12 +33,10 @@ class OutputWatch {
  public:
   // From now on observer->on_output_grad(forward) is called when a backward reaches one of
   // `outputs`, before the nodes behind the output run. Ignores tensors without history.
-  // `watched_forward`, if not null, gets the outputs.
-  void watch(
+  WatchedForward watch(
       const std::vector<at::Tensor>& outputs,
       ForwardSync forward,
-      const std::weak_ptr<GraphTaskObserver>& observer,
-      WatchedForward* watched_forward = nullptr);
+      const std::weak_ptr<GraphTaskObserver>& observer);
 
   // All nodes of the graph behind outputs that are alive and that no backward has reached. Walks
   // the graph.

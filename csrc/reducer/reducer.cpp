@@ -173,15 +173,12 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_
     forward_.await_backward();
   }
   const auto forward = sync_enabled_ ? averaging : ForwardSync::kOff;
+  auto watched = outputs_.watch(outputs, forward, weak_from_this());
   if (context_.weights.is_set()) {
     if (context_.weights.belongs_to_grads() && context_.params.no_grads()) {
       context_.weights.forget();
     }
-    WatchedForward watched;
-    outputs_.watch(outputs, forward, weak_from_this(), &watched);
     context_.weights.count(std::move(watched));
-  } else {
-    outputs_.watch(outputs, forward, weak_from_this());
   }
 }
 
