@@ -120,10 +120,6 @@ void BetweenHosts::close() {
 // ---- stage 1: the ranks of a host reduce a chunk ------------------------------------------------
 
 void BetweenHosts::submit(AllReduce operation) {
-  auto* work = operation.work.get();
-  work->set_waits(
-      [work] { work->wait_until_ended(); },
-      [work](std::chrono::milliseconds timeout) { return work->wait_until_ended(timeout); });
   const auto shared = std::make_shared<const AllReduce>(std::move(operation));
   const auto chunk_elements = kChunkBytes / shm::size_of(shared->call.dtype);
   const Lock lock(mutex_);

@@ -95,20 +95,8 @@ void ShmWork::notify_at_end(std::function<void()> callback) {
   callback();
 }
 
-void ShmWork::wait_until_ended() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  cv_.wait(lock, [this] { return completed_; });
-}
-
-bool ShmWork::wait_until_ended(std::chrono::milliseconds timeout) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return cv_.wait_for(lock, timeout, [this] { return completed_; });
-}
-
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
-  if (!wait_) {
-    // the operation ran within the call, so it has ended
-  } else if (timeout == kNoTimeout) {
+  if (timeout == kNoTimeout) {
     wait_();
   } else if (!wait_for_(timeout)) {
     throw c10::DistBackendError(

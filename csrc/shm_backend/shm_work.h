@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <mutex>
 #include <vector>
 
 #include "../comm/end_notice.h"
@@ -36,7 +37,7 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
       std::vector<at::Tensor> results,
       uint64_t sequence);
 
-  // Must be called once the operation has been submitted, unless it has ended in the call.
+  // To be called once the operation has been submitted, if waits may run the operation.
   void set_waits(Wait wait, WaitFor wait_for);
 
   // Ends the work. An exception in end(), such as one from copying results, becomes its error.
@@ -47,10 +48,6 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
   const std::vector<at::Tensor>& results() const {
     return results_;
   }
-
-  // Wait without running the operation. The second form returns false after the timeout.
-  void wait_until_ended();
-  bool wait_until_ended(std::chrono::milliseconds timeout);
 
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override;
@@ -69,8 +66,14 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
   std::vector<at::Tensor> outputs_;
   std::vector<at::Tensor> results_;
   uint64_t sequence_;
-  Wait wait_;
-  WaitFor wait_for_;
+  Wait wait_ = [this] {
+    std::unique_lock<std::mutex> lock(mutex_);
+    cv_.wait(lock, [this] { return completed_; });
+  };
+  WaitFor wait_for_ = [this](std::chrono::milliseconds timeout) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return cv_.wait_for(lock, timeout, [this] { return completed_; });
+  };
   std::function<void()> at_end_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // created by the first getFuture()
 };
