@@ -1,7 +1,6 @@
 #include "grad_scaling.h"
 
 #include <ATen/ScalarOps.h>
-#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sparse_coo_tensor.h>
@@ -35,10 +34,6 @@ void divide_in_place(const at::Tensor& slot, int divisor) {
   if (divisor != 1) {
     slot.div_(divisor);
   }
-}
-
-at::Tensor divide_sparse(const at::Tensor& grad, int divisor) {
-  return at::div(grad, divisor);
 }
 
 at::Tensor empty_sparse_grad(const at::Tensor& param, at::ScalarType dtype) {

@@ -14,10 +14,6 @@ void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, int divisor);
 // slot /= divisor, for a gradient that lies in its slot already. DDP divides in this case.
 void divide_in_place(const at::Tensor& slot, int divisor);
 
-// grad / divisor as a new sparse tensor. Not in place, because two gradients may share one values
-// tensor (two embeddings whose outputs are added).
-at::Tensor divide_sparse(const at::Tensor& grad, int divisor);
-
 // A sparse gradient without entries, with the layout that the backward of an embedding makes.
 at::Tensor empty_sparse_grad(const at::Tensor& param, at::ScalarType dtype);
 

@@ -221,9 +221,10 @@ void pack(
   }
   if (bucket.sparse()) {
     const auto dtype = bucket.dtypes().summed;
+    // Not in place: two gradients may share one values tensor (two embeddings whose outputs are
+    // added).
     bucket.set_sparse(
-        given.defined() ? divide_sparse(given.to(dtype), divisor)
-                        : empty_sparse_grad(param, dtype));
+        given.defined() ? given.to(dtype).div(divisor) : empty_sparse_grad(param, dtype));
     return;
   }
   const bool moved = place == GradPlace::kMovedOut && move_out(bucket, slot, param);
