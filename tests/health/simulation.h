@@ -447,7 +447,8 @@ inline std::optional<int64_t> Simulation::reported_ns() const {
     if (table != nullptr && !table->declared()) {
       return std::nullopt;
     }
-    last_ns = table == nullptr ? last_ns : std::max<int64_t>(last_ns, table->declared_ns());
+    last_ns =
+        table == nullptr ? last_ns : std::max<int64_t>(last_ns, table->failure.get()->written_ns);
   }
   return last_ns + settings_.look_ns;  // then all watchdogs have looked
 }

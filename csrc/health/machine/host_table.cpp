@@ -36,9 +36,4 @@ std::optional<std::string> HostTable::declared() const {
   return std::string(first->bytes.data(), num_bytes);
 }
 
-int64_t HostTable::declared_ns() const {
-  const auto* first = failure.get();
-  return first == nullptr ? 0 : first->written_ns;
-}
-
 }  // namespace ddpx::health

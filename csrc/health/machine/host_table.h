@@ -83,9 +83,8 @@ struct HostTable {
   // failure. Waits as FirstRecord does.
   std::string declare(const std::string& record, int64_t now_ns);
 
-  // The first failure, and when it was written.
+  // The first failure.
   std::optional<std::string> declared() const;
-  int64_t declared_ns() const;  // 0 if there is no failure
 };
 
 }  // namespace ddpx::health
