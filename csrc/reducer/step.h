@@ -52,7 +52,8 @@ class Step {
   // Backward broke off. If peers cannot know of that, because every bucket was launched, makes the
   // collective calls that peers make at the end of the step. Returns false if peers wait for this
   // rank. The first step has launched no bucket yet. On CPU, this method then launches all buckets
-  // if every gradient has arrived.
+  // if every gradient has arrived. On a device, the script may already use and replace
+  // `param.grad`. So this method reads only gradients that the step keeps.
   bool match_peers() noexcept;
 
   // Params without a final gradient; and the unfinished params that got too few parts.

@@ -1,5 +1,6 @@
 #include "home.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 

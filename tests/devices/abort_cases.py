@@ -210,8 +210,8 @@ def packed_at_an_abort(device: str, comes_late: bool = False, **options: Any) ->
     stream. Returns the gradients of the peers in that step, and those of all ranks in the other
     steps.
 
-    ``comes_late``: The abort is reported after rank 0 has caught the error. The report leaves each
-    gradient where it is, since the script may use it.
+    ``comes_late``: The abort is reported after rank 0 has caught the error. In any case the report
+    leaves each gradient in its memory, since the script may use the gradient.
     """
     module = layers(device, 2)
     main = torch.accelerator.current_stream()
@@ -248,8 +248,7 @@ def packed_at_an_abort(device: str, comes_late: bool = False, **options: Any) ->
         places = [param.grad.data_ptr() for param in module.parameters()]
         while ours.reducer.phase != _C.Phase.FAILED:  # an engine thread ends the step
             time.sleep(0.001)
-        if comes_late:
-            assert places == [param.grad.data_ptr() for param in module.parameters()]
+        assert places == [param.grad.data_ptr() for param in module.parameters()]
         for stream in streams:
             main.wait_stream(stream)
         make_grads(module)

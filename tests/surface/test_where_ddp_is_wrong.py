@@ -127,15 +127,6 @@ def _move_channels(module: nn.Module, wrapper: Any, options: dict[str, Any]) -> 
     return wrapper(module, **options).to(memory_format=torch.channels_last)
 
 
-def _with_hook(hook: Any) -> Any:
-    def wrap(module: nn.Module, wrapper: Any, options: dict[str, Any]) -> Wrapper:
-        model = wrapper(module, **options)
-        model.register_comm_hook(None, hook)
-        return model
-
-    return wrap
-
-
 def _hook_with_strides(
     state: object, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
@@ -149,6 +140,12 @@ def _hook_with_strides(
 
 
 _hook_with_strides.__annotations__.clear()  # DDP refuses annotations that are text
+
+
+def _register_hook(module: nn.Module, wrapper: Any, options: dict[str, Any]) -> Wrapper:
+    model = wrapper(module, **options)
+    model.register_comm_hook(None, _hook_with_strides)
+    return model
 
 
 def _pickle_after_a_step(module: nn.Module, wrapper: Any, options: dict[str, Any]) -> Wrapper:
@@ -174,7 +171,7 @@ USAGES: dict[str, Usage] = {
     "a frozen parameter, static graph": Usage(step=_step_that_freezes, options=STATIC),
     "autograd.grad first, static graph": Usage(step=_grad_before_backward, options=STATIC),
     "a pickled wrapper, static graph": Usage(wrap=_pickle_after_a_step, options=STATIC),
-    "a hook with strides": Usage(wrap=_with_hook(_hook_with_strides)),
+    "a hook with strides": Usage(wrap=_register_hook),
     "channels last after wrapping": Usage(_Images, _move_channels),
     "outputs in objects, static graph": Usage(_Objects, step=_step_of_objects, options=STATIC),
     "forward with a backward": Usage(_OwnBackward, step=_only_forward),
