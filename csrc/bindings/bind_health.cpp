@@ -21,6 +21,7 @@
 #include "../health/watchdog.h"
 #include "../health_c10d/aborted_groups.h"
 #include "../health_c10d/group_monitor.h"
+#include "../os/threads.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
 #include "python_calls.h"
@@ -141,18 +142,18 @@ int64_t nanoseconds(double seconds) {
 
 // The thread that adds a record must not wait for the GIL, so another thread calls `start`.
 void set_log_reader(const std::optional<py::function>& start) {
-  std::function<void()> with_gil;
+  std::function<bool()> with_gil;
   if (start) {
     auto* kept = new py::function(*start);  // never destroyed: the GIL may be gone by then
     with_gil = [kept] {
-      std::thread([kept] {
+      return os::start_thread([kept] {
         const py::gil_scoped_acquire gil;
         try {
           (*kept)();
         } catch (py::error_already_set& error) {
           error.discard_as_unraisable("ddpx.health.log");
         }
-      }).detach();
+      });
     };
   }
   const py::gil_scoped_release no_gil;

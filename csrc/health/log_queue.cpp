@@ -12,7 +12,7 @@ LogQueue& LogQueue::instance() {
   return os::instance_in_process<LogQueue>();
 }
 
-void LogQueue::set_reader(std::function<void()> start) {
+void LogQueue::set_reader(std::function<bool()> start) {
   const std::lock_guard<std::mutex> lock(mutex_);
   start_ = std::move(start);
 }
@@ -23,8 +23,7 @@ void LogQueue::add(Record record) {
     records_.push_back(std::move(record));
   }
   if (start_ && !is_read_) {
-    start_();
-    is_read_ = true;
+    is_read_ = start_();
   }
 }
 

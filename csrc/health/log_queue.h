@@ -24,9 +24,10 @@ class LogQueue {
  public:
   static LogQueue& instance();
 
-  // `start` starts a reader, which calls take() until take() returns nullopt. Any thread may call
-  // `start`, which must not wait. With nullptr, no further reader starts.
-  void set_reader(std::function<void()> start);
+  // `start` starts a reader, which calls take() until take() returns nullopt, and returns whether
+  // it could start. Any thread may call `start`, which must not wait. With nullptr, no further
+  // reader starts.
+  void set_reader(std::function<bool()> start);
 
   // Does not wait. Drops the record if 1000 records wait: there may be no reader.
   void add(Record record);
@@ -37,7 +38,7 @@ class LogQueue {
  private:
   std::mutex mutex_;  // guards the following
   std::deque<Record> records_;
-  std::function<void()> start_;
+  std::function<bool()> start_;
   bool is_read_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../os/forks.h"
+#include "../os/threads.h"
 #include "calls/call_comparison.h"
 
 namespace ddpx::health {
@@ -60,8 +61,8 @@ void Monitor::check() {
     if (auto mismatch = failed() ? std::nullopt : find_uneven_forwards(peers(), page().view())) {
       declare(*mismatch);
     }
-    if (!failed() && state_->group.has_error()) {
-      std::call_once(error_seen_, [this] { explain_error_of_backend(); });
+    if (!failed() && !explains_error_ && state_->group.has_error()) {
+      explains_error_ = explain_error_of_backend();
     }
     if (auto mismatch = failed() ? std::nullopt : recorded_.check(now_ns())) {
       declare(*mismatch);
@@ -74,8 +75,9 @@ void Monitor::check() {
 }
 
 // On a thread of its own, because the search waits. The host raises the failure at its next call.
-void Monitor::explain_error_of_backend() {
-  std::thread([weak = weak_from_this()] {
+// Returns whether the thread could start.
+bool Monitor::explain_error_of_backend() {
+  return os::start_thread([weak = weak_from_this()] {
     try {
       if (const auto monitor = weak.lock()) {
         monitor->find_cause_of_error("an error of the backend");
@@ -83,7 +85,7 @@ void Monitor::explain_error_of_backend() {
     } catch (const std::exception&) {
       // The failure is declared.
     }
-  }).detach();
+  });
 }
 
 // Publishes the missing gradients of this rank, and forwards requests for its stack.

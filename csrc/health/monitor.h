@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -115,7 +114,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void look_for_failures(const std::optional<Wait>& wait);
   void check_self();
   void find_cause_of_error(const std::string& said);
-  void explain_error_of_backend();
+  bool explain_error_of_backend();
   void await_abort() const;
 
   const uint64_t forks_;  // when this was made
@@ -126,7 +125,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   StallWatch stalls_;
   RecordedCalls recorded_;
   AwakeTime awake_;
-  std::once_flag error_seen_;       // of the backend
+  bool explains_error_ = false;     // of the backend
   uint32_t num_stacks_served_ = 0;  // of the watchdog's thread
   std::atomic<bool> retired_{false};
   std::atomic<bool> interrupted_{false};

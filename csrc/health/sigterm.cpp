@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <future>
 #include <memory>
-#include <system_error>
 #include <thread>
 
+#include "../os/threads.h"
 #include "times.h"
 
 namespace ddpx::health {
@@ -97,15 +97,13 @@ void die_of_sigterm() {
 
 void write_to_stderr(const std::string& text) {
   const auto end = std::make_shared<std::promise<void>>();
-  try {
-    std::thread([text, end] {
-      write_all(STDERR_FILENO, text);
-      end->set_value();
-    }).detach();
-  } catch (const std::system_error&) {
-    return;  // no thread can start
+  const bool started = os::start_thread([text, end] {
+    write_all(STDERR_FILENO, text);
+    end->set_value();
+  });
+  if (started) {
+    end->get_future().wait_for(std::chrono::nanoseconds(times::kWriteReport));
   }
-  end->get_future().wait_for(std::chrono::nanoseconds(times::kWriteReport));
 }
 
 }  // namespace ddpx::health

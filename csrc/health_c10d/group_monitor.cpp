@@ -17,6 +17,7 @@
 
 #include "../health/times.h"
 #include "../health/watchdog.h"
+#include "../os/threads.h"
 #include "aborted_groups.h"
 #include "store_access.h"
 #include "watched_backend.h"
@@ -115,14 +116,14 @@ struct Abort {
   std::atomic<bool> ended{false};
 };
 
-// On a thread of its own: NCCL may take long, and the watchdog must not wait.
+// On a thread of its own, if one can start: NCCL may take long, and the watchdog must not wait.
 void abort_group(
     const WeakGroup& weak,
     const std::shared_ptr<Transport>& transport,
     bool on_device,
     const std::shared_ptr<Abort>& abort,
     std::function<void()> before) {
-  std::thread([weak, transport, on_device, abort, before = std::move(before)] {
+  const auto run = [weak, transport, on_device, abort, before = std::move(before)] {
     if (on_device) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kBeforeAbort));
       before();
@@ -143,7 +144,10 @@ void abort_group(
       abort_and_keep(group);
     }
     abort->ended = true;
-  }).detach();
+  };
+  if (!os::start_thread(run)) {
+    run();
+  }
 }
 
 health::WatchedGroup describe(

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
+#include <memory>
 #include <utility>
 
+#include "../os/threads.h"
 #include "../shm/error.h"
 
 namespace ddpx {
@@ -35,14 +37,18 @@ constexpr auto kForLane = std::chrono::seconds(10);
 // Time for which close() waits for exchanges in flight.
 constexpr auto kCloseTime = std::chrono::seconds(2);
 
-// Destroys lanes on a thread of its own, since gloo's destructor waits for operations in flight.
-// Without such a thread, the lanes stay.
-std::future<void> destroy(std::vector<BetweenHosts::Lane> lanes) {
+// Destroys lanes on a thread of its own, since gloo's destructor waits for operations in flight,
+// and waits for at most `time`. Without such a thread, the lanes stay.
+void destroy(std::vector<BetweenHosts::Lane> lanes, std::chrono::nanoseconds time = {}) {
   const auto* kept = new std::vector<BetweenHosts::Lane>(std::move(lanes));
-  std::packaged_task<void()> task([kept] { delete kept; });
-  auto done = task.get_future();
-  std::thread(std::move(task)).detach();
-  return done;
+  const auto done = std::make_shared<std::promise<void>>();
+  const bool started = os::start_thread([kept, done] {
+    delete kept;
+    done->set_value();
+  });
+  if (started) {
+    done->get_future().wait_for(time);
+  }
 }
 
 }  // namespace
@@ -114,7 +120,7 @@ void BetweenHosts::close() {
   if (thread_.joinable()) {
     thread_.join();
   }
-  destroy(std::move(lanes)).wait_for(kCloseTime);
+  destroy(std::move(lanes), kCloseTime);
 }
 
 // ---- stage 1: the ranks of a host reduce a chunk ------------------------------------------------

@@ -37,7 +37,10 @@ def stop() -> None:
 
 
 def _start_thread() -> None:
-    threading.Thread(target=_work, name="ddpx-health-log", daemon=True).start()
+    try:
+        threading.Thread(target=_work, name="ddpx-health-log", daemon=True).start()
+    except RuntimeError:  # the process is at its limit of threads
+        _work()  # this thread has no other work
 
 
 def _work() -> None:

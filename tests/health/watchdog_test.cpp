@@ -198,8 +198,12 @@ TEST(LogQueueTest, AForkedChildHasItsOwn) {
 TEST(LogQueueTest, ARecordStartsAReaderUnlessOneReads) {
   LogQueue queue;
   int num_starts = 0;
+  bool can_start = true;
   queue.add({});  // before there are readers
-  queue.set_reader([&] { ++num_starts; });
+  queue.set_reader([&] {
+    ++num_starts;
+    return can_start;
+  });
   EXPECT_EQ(num_starts, 0);
   queue.add({});
   queue.add({});
@@ -213,11 +217,24 @@ TEST(LogQueueTest, ARecordStartsAReaderUnlessOneReads) {
   EXPECT_FALSE(queue.take());
   queue.add({});
   EXPECT_EQ(num_starts, 2);
+  EXPECT_TRUE(queue.take());
+  EXPECT_FALSE(queue.take());
+  can_start = false;  // at the limit of threads, the next record tries again
+  queue.add({});
+  queue.add({});
+  EXPECT_EQ(num_starts, 4);
+  can_start = true;
+  queue.add({});
+  queue.add({});
+  EXPECT_EQ(num_starts, 5);
   queue.set_reader(nullptr);
+  EXPECT_TRUE(queue.take());
+  EXPECT_TRUE(queue.take());
+  EXPECT_TRUE(queue.take());
   EXPECT_TRUE(queue.take());
   EXPECT_FALSE(queue.take());
   queue.add({});
-  EXPECT_EQ(num_starts, 2);
+  EXPECT_EQ(num_starts, 5);
 }
 
 }  // namespace

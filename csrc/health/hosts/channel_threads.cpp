@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <exception>
-#include <system_error>
+#include <thread>
 #include <utility>
+
+#include "../../os/threads.h"
 
 namespace ddpx::health {
 namespace {
@@ -118,14 +120,8 @@ bool ChannelThreads::works() const {
 
 void ChannelThreads::start() {
   const Lock lock(mutex_);
-  if (works_) {
-    return;
-  }
-  try {
-    std::thread([self = shared_from_this()] { self->run(); }).detach();
-    works_ = true;
-  } catch (const std::system_error&) {
-    // The limit of threads is reached. check() tries again.
+  if (!works_) {  // where no thread can start, check() tries again
+    works_ = os::start_thread([self = shared_from_this()] { self->run(); });
   }
 }
 
@@ -196,10 +192,12 @@ bool ChannelThreads::work(Store& store, std::stop_source& listening) {
   const bool listens = listening.stop_possible() && !listening.stop_requested();
   if (table()->stage == HostTable::Stage::kManyHosts && !listens) {
     std::stop_source source;
-    std::thread([self = shared_from_this(), stop = source.get_token()] {
+    const auto listen = [self = shared_from_this(), stop = source.get_token()] {
       self->listen(stop);
-    }).detach();
-    listening = source;
+    };
+    if (os::start_thread(listen)) {
+      listening = source;
+    }
   }
   wait_until(due_ns);
   return true;

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <exception>
 #include <sstream>
-#include <thread>
 #include <utility>
 
+#include "../../os/threads.h"
 #include "../calls/call_comparison.h"
 
 namespace ddpx::health {
@@ -144,19 +144,21 @@ void StallWatch::log_end(const Current& wait) const {
   state_.log("stall_over", who + " after " + in_seconds(wait.waited_ns) + " s", own);
 }
 
-// On a thread of its own, because the late rank may take seconds to answer.
+// On a thread of its own, because the late rank may take seconds to answer. Without the thread, the
+// warning has no stack.
 void StallWatch::log_stack_of(int rank) const {
-  std::thread([weak = state_.weak_from_this(), peer = state_.peers.peer(rank), rank]() noexcept {
-    try {
-      const auto stack = request_stack(peer, times::kStackAnswer);
-      if (const auto state = stack ? weak.lock() : nullptr) {
-        const auto text = "rank " + std::to_string(rank) + " is at:\n" + *stack;
-        state->log("stack", text, rank);
-      }
-    } catch (const std::exception&) {
-      // Out of memory, for example. The warning then has no stack.
-    }
-  }).detach();
+  (void)os::start_thread(
+      [weak = state_.weak_from_this(), peer = state_.peers.peer(rank), rank]() noexcept {
+        try {
+          const auto stack = request_stack(peer, times::kStackAnswer);
+          if (const auto state = stack ? weak.lock() : nullptr) {
+            const auto text = "rank " + std::to_string(rank) + " is at:\n" + *stack;
+            state->log("stack", text, rank);
+          }
+        } catch (const std::exception&) {
+          // Out of memory, for example.
+        }
+      });
 }
 
 // ---- the stall error ---------------------------------------------------------------------------
