@@ -15,6 +15,7 @@ import torch.distributed as dist
 from device_ranks import keep_busy
 from fault_ranks import stop_for
 from nccl_classes import make_group
+from no_threads import start_no_more_threads
 from stream_cases import batch, layers
 
 import ddpx
@@ -43,13 +44,20 @@ class Seen:
     seconds: float
 
 
-def train(device: str, place: str, nccl_class: str = "nccl2", error: bool = False) -> Seen:
+def train(
+    device: str,
+    place: str,
+    nccl_class: str = "nccl2",
+    error: bool = False,
+    more_threads: bool = True,
+) -> Seen:
     """The last rank is late in one step.
 
     Args:
         place: Where. "device": its host goes on, and its device computes for long.
         nccl_class: On the late device, the class of the backend.
         error: Whether ranks raise. Otherwise they warn.
+        more_threads: Whether threads can start in the step in which the rank is late.
     """
     warnings: list[str] = []
     handler = logging.Handler()
@@ -82,6 +90,8 @@ def train(device: str, place: str, nccl_class: str = "nccl2", error: bool = Fals
             if step == STEP:
                 _meet(device, group)
                 ddpx.set_stall_timeout(error=ERROR_S if error else float("inf"))
+                if not more_threads:
+                    start_no_more_threads()
                 fault = time.monotonic()
             for here in ("between steps", "stopped", "device", "own call"):
                 come_to(here)

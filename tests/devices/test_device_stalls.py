@@ -64,9 +64,11 @@ def test_a_backend_that_counts_no_calls(ranks, device):
     assert any(SEEN_IN["forward"] in text for text in seen[0].warnings), seen[0]
 
 
-@pytest.mark.parametrize("place", ["forward", "stopped", "own call"])
+@pytest.mark.parametrize("place", ["forward", "stopped", "own call", "forward, no threads"])
 def test_the_stall_error_names_the_late_rank(ranks, device, place):
-    seen = ranks.run(cases.train, device, place, error=True, may_fail=True)
+    place, _, no_threads = place.partition(", ")
+    options = {"error": True, "more_threads": not no_threads}
+    seen = ranks.run(cases.train, device, place, **options, may_fail=True)
     for rank, each in enumerate(seen):
         assert each.kind == "RankStalled", (rank, each)
         assert f" rank {LATE} (host " in each.text, (rank, each)
