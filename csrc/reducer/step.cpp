@@ -203,7 +203,7 @@ void Step::count_down(std::size_t bucket_index) {
     complete(bucket_index);
   }
   launches_.mark_ready(bucket_index);
-  launch_ready();
+  launches_.launch_ready([this](std::size_t ready) { launch(ready); });
 }
 
 // All gradients of the bucket are packed or kept.
@@ -218,29 +218,14 @@ void Step::complete(std::size_t bucket_index) {
   }
 }
 
-// One thread launches at a time, without the mutex. It also launches what other threads make ready
-// meanwhile, so that buckets are launched in plan order. After a launch that failed no thread
-// launches: peers would pair the next bucket with the one that failed here.
-void Step::launch_ready() {
-  if (launching_) {
-    return;
+void Step::launch(std::size_t bucket_index) {
+  if (!collectives_.predicted_unused(bucket_index)) {
+    collectives_.launch(bucket_index, context_.buckets[bucket_index]);
   }
-  launching_ = true;
-  try {
-    while (const auto bucket_index = launches_.pop()) {
-      if (!collectives_.predicted_unused(*bucket_index)) {
-        collectives_.launch(*bucket_index, context_.buckets[*bucket_index]);
-      }
-    }
-    if (context_.settings.manual_finalization && launches_.empty()) {
-      launch_agreements();
-      context_.observer.peers().note(health::Doing::kBackward);
-    }
-  } catch (...) {
-    launch_error_ = std::current_exception();
-    throw;
+  if (context_.settings.manual_finalization && launches_.empty()) {
+    launch_agreements();
+    context_.observer.peers().note(health::Doing::kBackward);
   }
-  launching_ = false;
 }
 
 }  // namespace ddpx

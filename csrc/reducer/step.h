@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -109,7 +108,7 @@ class Step {
   void check_finite(Bucket& bucket);
   void count_down(std::size_t bucket_index);
   void complete(std::size_t bucket_index);
-  void launch_ready();
+  void launch(std::size_t bucket_index);
   void move_into_bucket(std::size_t param_index);
   void keep(std::size_t param_index, at::Tensor grad);
 
@@ -135,8 +134,6 @@ class Step {
   std::vector<ParamState> params_;
   std::vector<BucketState> buckets_;
   LaunchQueue launches_;
-  bool launching_ = false;            // a thread launches buckets, or a launch has failed
-  std::exception_ptr launch_error_;   // of the launch that failed
   bool grads_may_change_ = false;     // by the script, at any time; match_peers() on a device
   bool rest_launched_ = false;        // launch_rest() was called
   bool agreements_launched_ = false;  // launch_agreements() was called

@@ -7,9 +7,7 @@
 namespace ddpx {
 
 void Step::launch_rest() {
-  if (launch_error_) {
-    std::rethrow_exception(launch_error_);
-  }
+  launches_.rethrow_error();
   if (std::exchange(rest_launched_, true)) {
     return;
   }
@@ -24,7 +22,7 @@ void Step::launch_rest() {
 }
 
 bool Step::ready() const {
-  return !launching_ && launches_.empty() && (context_.communicates() || unfinished().empty());
+  return launches_.ended() && (context_.communicates() || unfinished().empty());
 }
 
 void Step::finish() {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
 #include <vector>
 
 #include "errors.h"
@@ -46,6 +47,35 @@ TEST(LaunchQueue, LeavesInPlanOrderForEveryReadyOrder) {
     }
     ASSERT_EQ(expected, ready_order.size());
   } while (std::next_permutation(ready_order.begin(), ready_order.end()));
+}
+
+TEST(LaunchQueue, TheLaunchingThreadTakesWhatBecomesReadyMeanwhile) {
+  LaunchQueue queue(3);
+  std::vector<std::size_t> launched;
+  queue.mark_ready(0);
+  queue.launch_ready([&](std::size_t bucket_index) {
+    launched.push_back(bucket_index);
+    if (bucket_index == 0) {
+      queue.mark_ready(2);
+      queue.mark_ready(1);
+      queue.launch_ready([](std::size_t) { ADD_FAILURE() << "a second thread launches"; });
+    }
+    EXPECT_FALSE(queue.ended());
+  });
+  EXPECT_EQ(launched, (std::vector<std::size_t>{0, 1, 2}));
+  EXPECT_TRUE(queue.ended());
+  EXPECT_NO_THROW(queue.rethrow_error());
+}
+
+TEST(LaunchQueue, NothingIsLaunchedAfterAnError) {
+  LaunchQueue queue(2);
+  queue.mark_ready(0);
+  queue.mark_ready(1);
+  const auto fail = [](std::size_t) { throw std::runtime_error("no peer"); };
+  EXPECT_THROW(queue.launch_ready(fail), std::runtime_error);
+  queue.launch_ready([](std::size_t) { ADD_FAILURE() << "launched after an error"; });
+  EXPECT_THROW(queue.rethrow_error(), std::runtime_error);
+  EXPECT_FALSE(queue.ended());
 }
 
 TEST(LaunchQueue, ReadyTwiceIsABug) {
