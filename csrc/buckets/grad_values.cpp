@@ -103,10 +103,12 @@ bool takes_values(const at::Tensor& grad, at::IntArrayRef sizes) {
 }
 
 bool overwrite(const at::Tensor& grad, const at::Tensor& values) {
+  // torch's copies between float16 and float32 ignore a lazy negation.
+  const auto same_dtype = values.to(grad.scalar_type());
   if (in_python(grad)) {
-    return !attempt_to([&] { grad.copy_(values); });
+    return !attempt_to([&] { grad.copy_(same_dtype); });
   }
-  grad.copy_(values);
+  grad.copy_(same_dtype);
   return true;
 }
 

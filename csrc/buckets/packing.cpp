@@ -3,7 +3,6 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_zero.h>
-#include <ATen/ops/alias.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
@@ -30,10 +29,12 @@ bool same_place(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // `param.grad` never is the view of the slot itself: module.to(...) swaps the memory of a gradient
-// in place.
+// in place. For autograd it is no view at all: a script may change it with autograd in place, and
+// the history then belongs to this gradient alone.
 void alias_slot(const at::Tensor& param, const Slot& slot) {
-  if (!slot.grad_alias.defined() || !same_place(slot.grad_alias, slot.view)) {
-    slot.grad_alias = at::alias(slot.view);
+  const auto& present = slot.grad_alias;
+  if (!present.defined() || present.requires_grad() || !same_place(present, slot.view)) {
+    slot.grad_alias = slot.view.detach();
   }
   replace_grad(param, slot.grad_alias);
 }

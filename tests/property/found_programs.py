@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import torch
 from programs import Act, Fail, Freeze, Hook, Layer, Program, Step
 
 FOUND: dict[str, Program] = {
@@ -12,6 +13,12 @@ FOUND: dict[str, Program] = {
     "conj neg": Program(actions=(Step(),), layers=(Layer(kind="complex", gradient="conj neg"),)),
     "neg": Program(actions=(Step(),), layers=(Layer(gradient="neg"),)),
     "neg, unused": Program(actions=(Step(),), layers=(Layer(gradient="neg"),), mode="unused"),
+    "neg, float16 summed in float32": Program(
+        actions=(Step(), Step()),
+        layers=(Layer(gradient="neg", dtype="float16"),),
+        options=(("reduce_dtype", torch.float32),),
+    ),
+    "decay in gradients": Program(actions=(Step(), Act("decay in gradients"), Step()), views=True),
     "zero tensor": Program(actions=(Step(),), layers=(Layer(gradient="zero tensor"),)),
     "functional, local": Program(actions=(Step(usage="functional", local="forward"),)),
     "functional, buffers": Program(

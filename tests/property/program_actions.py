@@ -114,6 +114,13 @@ def _optimizer_step(model: Model) -> None:
                 param -= 0.01 * param.grad.to_dense()
 
 
+def _decay_in_gradients(model: Model) -> None:
+    """Weight decay with autograd on: the gradients then have a history."""
+    for param in model.module.parameters():
+        if param.grad is not None and not param.grad.is_sparse:
+            param.grad += 0.1 * param
+
+
 def _evaluate(model: Model) -> None:
     with torch.no_grad():
         StepRun(model, _whole_step(model)).forward()
@@ -150,6 +157,7 @@ def _clear_one_gradient(model: Model) -> None:
 
 _ACTS: dict[str, Callable[[Model], None]] = {
     "optimizer step": _optimizer_step,
+    "decay in gradients": _decay_in_gradients,
     "wrap again": lambda model: model.wrap_again(),
     "drop newest wrapper": lambda model: model.drop_newest(),
     "reset": _reset,

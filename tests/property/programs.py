@@ -37,6 +37,7 @@ HOOKS = ("allreduce", "doubled")
 # Actions without arguments. program_models.py says what they do.
 ACTS = (
     "optimizer step",
+    "decay in gradients",
     "wrap again",
     "drop newest wrapper",
     "reset",

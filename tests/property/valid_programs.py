@@ -105,6 +105,7 @@ class _Actions:
         self.learned = False  # whether an averaged backward came
         self.has_hook = self.has_post_sync = False
         self.has_wrapped_again = False
+        self.has_history = False  # gradients may have a history
         steps = (action for action in program.actions if isinstance(action, Step))
         self.first_step = next(steps, Step())
 
@@ -139,7 +140,9 @@ class _Actions:
         is_clear = usage in SIMPLE and self.program.output != "hidden"
         local = step.local if is_clear or not step.local else "both"
         self.learned = self.learned or not local
-        return replace(step, usage=usage, local=local)
+        # torch zeroes no view in place that has a history.
+        zero = "none" if self.has_history and step.zero == "zeros" else step.zero
+        return replace(step, usage=usage, local=local, zero=zero)
 
     def _left_out(self, step: Step) -> tuple[tuple[int, ...], ...]:
         if self.program.mode == "static":
@@ -203,4 +206,6 @@ class _Actions:
             return None
         if action.name == "post-sync hook":
             self.has_post_sync = True
+        if action.name == "decay in gradients":
+            self.has_history = True
         return action
