@@ -296,7 +296,10 @@ def take_health_record() -> HealthRecord | None:
     """The oldest record; None if there is none: the thread that reads must end."""
 
 def set_health_log_reader(start: Callable[[], object] | None) -> None:
-    """``start`` starts a thread that reads records. With None, no further thread starts."""
+    """``start`` starts a thread that reads records.
+
+    With None, no further thread starts, and no ``start`` runs any more, unless one takes a second.
+    """
 
 def answer_stack_request(token: int, stack: str) -> None: ...
 def abort_group(process_group: dist.ProcessGroup) -> None:

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -21,6 +22,7 @@
 #include "../health/watchdog.h"
 #include "../health_c10d/aborted_groups.h"
 #include "../health_c10d/group_monitor.h"
+#include "../os/forks.h"
 #include "../os/threads.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
@@ -140,24 +142,47 @@ int64_t nanoseconds(double seconds) {
   return static_cast<int64_t>(seconds * 1e9);
 }
 
-// The thread that adds a record must not wait for the GIL, so another thread calls `start`.
+// Where a thread waits for the GIL while the interpreter ends, Python ends the thread. So no object
+// here has a destructor: pybind's guard would clear the thread state of the main thread.
+void call_with_gil(PyObject* function) {
+  const auto gil = PyGILState_Ensure();
+  PyObject* result = PyObject_CallNoArgs(function);
+  if (result == nullptr) {
+    PyErr_WriteUnraisable(function);
+  }
+  Py_XDECREF(result);
+  PyGILState_Release(gil);
+}
+
+// The threads of this process that call the function of set_log_reader().
+struct Starters {
+  std::atomic<int> num{0};
+};
+
+// The thread that adds a record must not wait for the GIL, so another thread calls `start`. Without
+// `start`, waits for such threads: the interpreter may end next.
 void set_log_reader(const std::optional<py::function>& start) {
+  constexpr auto kMostWait = std::chrono::seconds(1);
+  auto& starters = os::instance_in_process<Starters>();
   std::function<bool()> with_gil;
   if (start) {
-    auto* kept = new py::function(*start);  // never destroyed: the GIL may be gone by then
-    with_gil = [kept] {
-      return os::start_thread([kept] {
-        const py::gil_scoped_acquire gil;
-        try {
-          (*kept)();
-        } catch (py::error_already_set& error) {
-          error.discard_as_unraisable("ddpx.health.log");
-        }
+    // Never released: the GIL may be gone by then.
+    with_gil = [function = py::function(*start).release().ptr(), &starters] {
+      ++starters.num;
+      const bool started = os::start_thread([function, &starters] {
+        call_with_gil(function);
+        --starters.num;
       });
+      starters.num -= started ? 0 : 1;
+      return started;
     };
   }
   const py::gil_scoped_release no_gil;
   health::LogQueue::instance().set_reader(std::move(with_gil));
+  const auto deadline = std::chrono::steady_clock::now() + kMostWait;
+  while (!start && starters.num != 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 // Raises the failure of the group with this token, unless the script has met it or has ended.

@@ -148,6 +148,8 @@ def _end() -> None:
 
 
 def _leave() -> None:
+    global _has_ended
+    _has_ended = True  # an exception of a finalizer, which comes later, ends no training
     _C.leave_groups()
     log.stop()
 

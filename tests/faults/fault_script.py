@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
 
 import torch
@@ -46,14 +47,37 @@ def main() -> None:
         _note("FAULT")
         ReducerDDP(nn.Linear(64, 64), bucket_cap_mb=float("nan"))
     model = ReducerDDP(nn.Linear(64, 64).to(device))
+    if "slow threads" in fault:
+        _start_threads_slowly()
+    if fault == "finalizer" and rank == victim:
+        weakref.finalize(_note, _remove_again)  # at the end of Python
     try:
         _train(model, fault, victim, device)
     finally:
         if "destroy" in fault:
             dist.destroy_process_group()
-    if "destroy" not in fault:
+    if fault == "finalizer" and rank != victim:
+        time.sleep(1)  # the victim ends meanwhile
+        model(torch.ones(2, 64))
+    if "destroy" not in fault and fault != "finalizer":
         dist.destroy_process_group()
     print(f"rank {rank} done", flush=True)
+
+
+def _start_threads_slowly() -> None:
+    """As on a busy machine: the script ends while a thread starts."""
+    start = threading.Thread.start
+
+    def start_late(thread: threading.Thread) -> None:
+        time.sleep(0.1)
+        start(thread)
+
+    threading.Thread.start = start_late  # type: ignore[method-assign]
+
+
+def _remove_again() -> None:
+    """As the end of a temporary folder that another rank has removed."""
+    raise FileNotFoundError("no such folder")
 
 
 def _train(model: ReducerDDP, fault: str, victim: int, device: str) -> None:
