@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import weakref
 from collections import Counter
@@ -16,6 +17,7 @@ from ddpx.timeline.record.recorder import Recorder
 FOLDER = "DDPX_TIMELINE"
 STEPS = "DDPX_TIMELINE_STEPS"
 
+_logger = logging.getLogger("ddpx.timeline")
 _num_models: Counter[str] = Counter()  # that this process has recorded, by folder
 
 
@@ -85,5 +87,8 @@ def _max_steps() -> int | None:
 def _write(recorder: Recorder, path: Path) -> None:
     recorder.stop(wait=False)
     data = recorder.data()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    trace_file.write(path, assemble([data]), [data])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trace_file.write(path, assemble([data]), [data])
+    except OSError as error:  # the training itself has not failed
+        _logger.warning("[ddpx] the timeline %s was not written: %s", path, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -44,6 +45,26 @@ def test_a_script_that_ends(tmp_path, ending):
     assert (done.returncode != 0) == bool(ending), done.stderr
     steps = [step.number for step in Timeline.load(folder).steps]
     assert steps == [0, 1, 2, 3]
+
+
+def _train_without_a_place_for_the_file(folder: str) -> list[str]:
+    """A folder has the name of the file. Returns what is logged."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("ddpx.timeline")
+    logger.addHandler(handler)
+    (Path(folder) / f"rank{dist.get_rank()}.json").mkdir(parents=True)
+    train_unaware(folder)
+    logger.removeHandler(handler)
+    return texts
+
+
+def test_a_file_that_cannot_be_written_ends_no_training(ranks, tmp_path):
+    logged = ranks(2).run(_train_without_a_place_for_the_file, str(tmp_path))
+    for rank, (text,) in enumerate(logged):
+        assert text.startswith(f"[ddpx] the timeline {tmp_path}/rank{rank}.json was not written: ")
+    assert sorted(os.listdir(tmp_path)) == ["rank0.json", "rank1.json"], "no unfinished file"
 
 
 def _bad_environment() -> str:

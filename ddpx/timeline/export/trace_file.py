@@ -19,19 +19,29 @@ _FILE_NAME = re.compile(r"(?:model(\d+)-)?rank\d+\.json")
 
 
 def write(path: str | Path, recording: Recording, ranks: Sequence[RankData]) -> None:
-    """Writes a file.
+    """Writes a file, or leaves the path as it is.
 
     Args:
         path: The file.
         recording: The recording that viewers show.
         ranks: The data that :func:`read` returns.
+
+    Raises:
+        OSError: The file cannot be written.
     """
     contents = {
         "traceEvents": to_events(recording),
         "displayTimeUnit": "ms",
         "ddpx": {"version": _VERSION, "ranks": [data.to_json() for data in ranks]},
     }
-    Path(path).write_text(json.dumps(contents))
+    path = Path(path)
+    unfinished = path.with_name(f"{path.name}.new")
+    try:
+        unfinished.write_text(json.dumps(contents))
+        unfinished.rename(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def file_name(rank: int, model: int) -> str:
