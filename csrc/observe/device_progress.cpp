@@ -46,14 +46,14 @@ void allow_captures_of_other_threads() {
 // The steps of a group's wrappers that the device has not done, as far as they have events.
 struct DeviceProgress::Steps {
   struct Marked {
-    c10::Event computed;
-    c10::Event reduced;
+    Events computed;
+    Events reduced;
     Activity waiting;
     std::shared_ptr<std::atomic<int64_t>> num_reduced;  // of the step's wrapper
   };
 
-  Steps(std::shared_ptr<health::Monitor> watching, c10::Device of_events)
-      : monitor(std::move(watching)), device(of_events) {}
+  Steps(std::shared_ptr<health::Monitor> watching, std::vector<c10::Device> of_events)
+      : monitor(std::move(watching)), devices(std::move(of_events)) {}
 
   // The oldest step; null if there is none. Valid until look() removes the step.
   Marked* front() {
@@ -61,14 +61,17 @@ struct DeviceProgress::Steps {
     return marked.empty() ? nullptr : &marked.front();
   }
 
-  c10::Event take_event() {
+  Events take_events() {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (spare.empty()) {
-      return c10::Event(device.type());
+    Events events;
+    if (!spare.empty()) {
+      events = std::move(spare.back());
+      spare.pop_back();
     }
-    auto event = std::move(spare.back());
-    spare.pop_back();
-    return event;
+    while (events.size() < devices.size()) {
+      events.emplace_back(devices[events.size()].type());
+    }
+    return events;
   }
 
   // With the mutex.
@@ -77,14 +80,18 @@ struct DeviceProgress::Steps {
     spare.push_back(std::move(step.reduced));
   }
 
+  static bool have_ended(const Events& events) {
+    return std::all_of(events.begin(), events.end(), [](const auto& each) { return each.query(); });
+  }
+
   // Returns whether steps are left. For one thread, without the mutex: a query may block.
   bool look() {
     // A thread without a device would be given device 0 when an event of another device ends.
-    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+    c10::impl::VirtualGuardImpl(devices.front().type()).setDevice(devices.front());
     auto& activity_of_device = monitor->page().view().device;
     while (auto* step = front()) {
-      const bool computed = step->computed.query();
-      if (!computed || !step->reduced.query()) {
+      const bool computed = have_ended(step->computed);
+      if (!computed || !have_ended(step->reduced)) {
         auto activity = step->waiting;
         activity.doing = computed ? Doing::kWaiting : Doing::kBackward;
         if (const auto known = activity_of_device.known();
@@ -106,10 +113,10 @@ struct DeviceProgress::Steps {
   }
 
   const std::shared_ptr<health::Monitor> monitor;
-  const c10::Device device;
+  const std::vector<c10::Device> devices;
   std::mutex mutex;  // guards what follows
   std::deque<Marked> marked;
-  std::vector<c10::Event> spare;  // to record again, since making an event takes longer
+  std::vector<Events> spare;  // to record again, since making an event takes longer
 };
 
 // One a process. A call to a device may block for as long as a kernel runs, so the watchdog does
@@ -122,15 +129,16 @@ class DeviceProgress::Thread {
 
   // Of the group that the monitor watches over.
   std::shared_ptr<Steps> steps_of(
-      const std::shared_ptr<health::Monitor>& monitor, c10::Device device) {
+      const std::shared_ptr<health::Monitor>& monitor, const std::vector<c10::Device>& devices) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::erase_if(all_, [](const auto& steps) { return steps.expired(); });
     for (const auto& weak : all_) {
-      if (auto steps = weak.lock(); steps && steps->monitor == monitor && steps->device == device) {
+      if (auto steps = weak.lock();
+          steps && steps->monitor == monitor && steps->devices == devices) {
         return steps;
       }
     }
-    auto made = std::make_shared<Steps>(monitor, device);
+    auto made = std::make_shared<Steps>(monitor, devices);
     all_.push_back(made);
     return made;
   }
@@ -185,10 +193,10 @@ class DeviceProgress::Thread {
 };
 
 DeviceProgress::DeviceProgress(
-    std::shared_ptr<health::Monitor> monitor, c10::Device device, int64_t num_steps)
-    : device_(device) {
-  if (monitor && !device.is_cpu() && monitor->state().group.on_device) {
-    steps_ = Thread::instance().steps_of(monitor, device);
+    std::shared_ptr<health::Monitor> monitor, std::vector<c10::Device> devices, int64_t num_steps)
+    : devices_(std::move(devices)) {
+  if (monitor && !devices_.front().is_cpu() && monitor->state().group.on_device) {
+    steps_ = Thread::instance().steps_of(monitor, devices_);
     num_reduced_ = std::make_shared<std::atomic<int64_t>>(num_steps);
   }
 }
@@ -223,23 +231,33 @@ void DeviceProgress::without_errors(const Record& record) {
   }
 }
 
+bool DeviceProgress::is_captured() const {
+  return captured_ || std::any_of(devices_.begin(), devices_.end(), is_capturing);
+}
+
+void DeviceProgress::record(Events& events) const {
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    events[i].record(*current_stream(devices_[i]));
+  }
+}
+
 void DeviceProgress::record_computed() {
-  if (!steps_ || captured_ || is_capturing(device_)) {
+  if (!steps_ || is_captured()) {
     computed_.reset();
     return;
   }
   if (!computed_) {
-    computed_.emplace(steps_->take_event());
+    computed_.emplace(steps_->take_events());
   }
-  computed_->record(*current_stream(device_));
+  record(*computed_);
 }
 
 void DeviceProgress::record_reduced(const Activity& waiting) {
-  if (!computed_ || captured_ || is_capturing(device_)) {
+  if (!computed_ || is_captured()) {
     return;
   }
-  auto reduced = steps_->take_event();
-  reduced.record(*current_stream(device_));
+  auto reduced = steps_->take_events();
+  record(reduced);
   bool is_first = false;
   {
     const std::lock_guard<std::mutex> lock(steps_->mutex);

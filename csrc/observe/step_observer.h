@@ -76,8 +76,8 @@ class StepObserver {
   }
 
   // Publishes this wrapper's steps to peers from now on, after `num_steps` steps.
-  void publish(health::StepTracker peers, c10::Device device, int64_t num_steps) {
-    device_ = DeviceProgress(peers.monitor(), device, num_steps);
+  void publish(health::StepTracker peers, std::vector<c10::Device> devices, int64_t num_steps) {
+    device_ = DeviceProgress(peers.monitor(), std::move(devices), num_steps);
     peers_ = std::move(peers);
   }
 

@@ -94,6 +94,16 @@ std::vector<std::string> Params::names_of(const std::vector<std::size_t>& indice
   return names;
 }
 
+std::vector<c10::Device> Params::devices() const {
+  std::vector<c10::Device> found;
+  for (const auto& tensor : tensors_) {
+    if (std::find(found.begin(), found.end(), tensor.device()) == found.end()) {
+      found.push_back(tensor.device());
+    }
+  }
+  return found;
+}
+
 bool Params::all_frozen() const {
   return std::none_of(
       leaves_.begin(), leaves_.end(), [](const auto& leaf) { return leaf.requires_grad(); });

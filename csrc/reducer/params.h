@@ -83,6 +83,9 @@ class Params {
     return tensors_.front().device();
   }
 
+  // The devices of all params, in the order of params.
+  std::vector<c10::Device> devices() const;
+
   const GradLinks& links() const {
     return links_;
   }

@@ -56,7 +56,7 @@ void Reducer::publish_to(std::shared_ptr<health::Monitor> monitor) {
       },
       context_.params.names());
   context_.observer.publish(
-      std::move(peers), context_.params.device(), context_.progress.num_steps);
+      std::move(peers), context_.params.devices(), context_.progress.num_steps);
   context_.guard = health::StepGuard(std::move(monitor));
   context_.publish_bucket_names();
   emit(StepEvent::kIdle);

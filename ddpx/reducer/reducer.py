@@ -79,7 +79,8 @@ class Reducer(_C.Reducer):
         self._sparse_params = {p.name: i for i, p in enumerate(managed) if p.expect_sparse}
         self._process_group = process_group
         self._transport = transport
-        self._device = managed[0].tensor.device
+        self._devices = list(dict.fromkeys(param.tensor.device for param in managed))
+        self._device = self._devices[0]
         self.settings = Settings()
         self.wait_for: Callable[[Reducer, Futures], None] | None = None
         self.delays_all_params = all(p.delayed for p in managed)
@@ -119,8 +120,9 @@ class Reducer(_C.Reducer):
 
     def wait_for_gradients(self) -> None:
         """Waits for the averages of the last backward. Raises if the group cannot continue."""
-        if self._device.type != "cpu":
-            torch.accelerator.current_stream(self._device).synchronize()
+        for device in self._devices:
+            if device.type != "cpu":
+                torch.accelerator.current_stream(device).synchronize()
         if self.monitor is not None:
             self.monitor.raise_if_failed()
         self.note_waited()

@@ -1,0 +1,27 @@
+"""A step of a module on two devices has ended when both have done it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import two_device_cases as cases
+from device_ranks import on_nccl
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def _skip_one_gpu(device: str) -> None:
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device only")
+
+
+@on_nccl(2)
+def test_the_wait_for_gradients_is_one_for_both(device_ranks, device, world_size):
+    _skip_one_gpu(device)
+    assert device_ranks(device, world_size).run(cases.wait_for_gradients, device) == [True] * 2
+
+
+@on_nccl(2)
+def test_the_count_of_right_averages_is_that_of_both(device_ranks, device, world_size):
+    _skip_one_gpu(device)
+    assert device_ranks(device, world_size).run(cases.count_steps, device) == [(3, 4)] * 2

@@ -1,0 +1,70 @@
+"""What is known of a step of a module on two devices. The functions run on every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from device_ranks import keep_busy
+from stream_cases import batch, layers, loss_of
+from torch import nn
+
+import ddpx
+
+BUSY_MS = 1000
+
+
+class _Net(nn.Module):
+    """The first parameters are on the first device, and get their gradients first."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        stem = layers(device)
+        self.devices = [torch.device(device, index) for index in (0, 1)]
+        self.top = stem[2:].to(self.devices[0])
+        self.bottom = stem[:2].to(self.devices[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.top(self.bottom(x.to(self.devices[1])).to(self.devices[0]))
+
+
+def _backward_with_a_busy_second_device(device: str) -> tuple[ddpx.ReducerDDP, torch.Stream]:
+    """Returns the stream of the second device, too."""
+    model = ddpx.ReducerDDP(_Net(device))
+    for step in range(3):
+        loss_of(model, batch(device, step)).backward()
+    streams = [torch.accelerator.current_stream(name) for name in model.module.devices]
+    loss = loss_of(model, batch(device, 3))
+    for stream in streams:
+        stream.synchronize()
+    time.sleep(0.3)  # the steps are counted ten times a second
+    weight = next(model.module.bottom.parameters())
+    hook = weight.register_hook(lambda _: keep_busy(device, BUSY_MS))
+    loss.backward()
+    hook.remove()
+    return model, streams[1]
+
+
+def wait_for_gradients(device: str) -> bool:
+    """Returns whether the second device has done the step after the wait."""
+    model, stream = _backward_with_a_busy_second_device(device)
+    ddpx.wait_for_gradients(model)
+    return stream.query()
+
+
+def count_steps(device: str) -> tuple[int, int]:
+    """The number of steps whose averages are known to be right: before and after the last."""
+    model, stream = _backward_with_a_busy_second_device(device)
+    time.sleep(0.3)
+    before = model.reducer.num_steps_averaged
+    assert not stream.query(), "the device was not busy for long enough"
+    stream.synchronize()
+    _await(lambda: model.reducer.num_steps_averaged == 4)
+    return before, model.reducer.num_steps_averaged
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
