@@ -60,14 +60,29 @@ bool DeviceMarks::mark_end(
   if (!has_room()) {
     return false;
   }
-  if (!ends_) {
-    const c10::impl::VirtualGuardImpl guard(device_.type());
-    ends_ = guard.getNewStream(device_, /*priority=*/-1);
+  std::vector<c10::Stream> streams = {end_stream(device_)};
+  for (const auto device : work.devices()) {
+    if (device != device_) {
+      streams.push_back(end_stream(device));
+    }
   }
-  const c10::StreamGuard on_stream(*ends_);
-  work.wait();  // this stream waits, not the host
+  const c10::MultiStreamGuard on_streams(streams);
+  work.wait();  // these streams wait, not the host
+  for (std::size_t i = 1; i < streams.size(); ++i) {
+    wait_for_stream(streams.front(), streams[i]);
+  }
   marks_.push_back({record(), kind, step, index});
   return true;
+}
+
+c10::Stream DeviceMarks::end_stream(c10::Device device) {
+  for (const auto& stream : ends_) {
+    if (stream.device() == device) {
+      return stream;
+    }
+  }
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return ends_.emplace_back(guard.getNewStream(device, /*priority=*/-1));
 }
 
 int64_t DeviceMarks::time_of(const c10::Event& event) const {

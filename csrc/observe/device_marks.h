@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "event_log.h"
@@ -35,9 +34,10 @@ class DeviceMarks {
   // Adds a mark behind the work of a future that has completed: the work is queued, and the device
   // may run the work later. Returns false as above.
   //
-  // The mark is in a stream for marks alone. With a callback of the future, each mark would be in
-  // another stream of torch's pool, and a stream of the training script, which comes from the same
-  // pool, would sometimes wait for the work.
+  // The mark is in a stream for marks alone, which waits for the work also if another device does
+  // it. With a callback of the future, each mark would be in another stream of torch's pool, and a
+  // stream of the training script, which comes from the same pool, would sometimes wait for the
+  // work.
   bool mark_end(c10::ivalue::Future& work, EventKind kind, uint32_t step, std::size_t index);
 
   // Moves the times of marks that the device has passed into the log.
@@ -60,6 +60,7 @@ class DeviceMarks {
 
   bool has_room() const;
   c10::Event record();
+  c10::Stream end_stream(c10::Device device);
   int64_t time_of(const c10::Event& event) const;
   void relate();
   void move_passed_to(EventLog& log);
@@ -75,7 +76,7 @@ class DeviceMarks {
   std::deque<Mark> marks_;
   // Events to record again, since making an event takes longer.
   std::vector<c10::Event> spare_;
-  std::optional<c10::Stream> ends_;  // of mark_end()
+  std::vector<c10::Stream> ends_;  // of mark_end(), one for each device
 };
 
 }  // namespace ddpx

@@ -21,6 +21,11 @@ def test_the_wait_for_gradients_is_one_for_both(device_ranks, device, world_size
     assert device_ranks(device, world_size).run(cases.wait_for_gradients, device) == [True] * 2
 
 
+def test_a_recording_lets_no_device_wait(device_ranks):
+    for alone_s, recorded_s in device_ranks("late", 2).run(cases.record, "late"):
+        assert max(alone_s, recorded_s) < cases.SLOW_MS / 1000, "backward waits for an all-reduce"
+
+
 @on_nccl(2)
 def test_the_count_of_right_averages_is_that_of_both(device_ranks, device, world_size):
     _skip_one_gpu(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import late_device
 import torch
 from device_ranks import keep_busy
 from stream_cases import batch, layers, loss_of
@@ -13,6 +14,7 @@ from torch import nn
 import ddpx
 
 BUSY_MS = 1000
+SLOW_MS = 300.0
 
 
 class _Net(nn.Module):
@@ -62,6 +64,36 @@ def count_steps(device: str) -> tuple[int, int]:
     stream.synchronize()
     _await(lambda: model.reducer.num_steps_averaged == 4)
     return before, model.reducer.num_steps_averaged
+
+
+def record(device: str) -> tuple[float, float]:
+    """Seconds until the second device has its last gradient: without and with a recording."""
+    model = ddpx.ReducerDDP(_Net(device), bucket_cap_mb=0.0001)
+    for step in range(3):
+        loss_of(model, batch(device, step)).backward()
+    with late_device.slow("allreduce", SLOW_MS):
+        alone_s = _time_of_the_last_gradient(model, device)
+        with ddpx.record(model):
+            recorded_s = _time_of_the_last_gradient(model, device)
+    return alone_s, recorded_s
+
+
+def _time_of_the_last_gradient(model: ddpx.ReducerDDP, device: str) -> float:
+    loss = loss_of(model, batch(device, 3))
+    for name in model.module.devices:
+        torch.accelerator.current_stream(name).synchronize()
+    ends_s: list[float] = []
+
+    def note(_: torch.Tensor) -> None:
+        torch.accelerator.current_stream(model.module.devices[1]).synchronize()
+        ends_s.append(time.monotonic())
+
+    hook = next(model.module.bottom.parameters()).register_hook(note)
+    start_s = time.monotonic()
+    loss.backward()
+    hook.remove()
+    ddpx.wait_for_gradients(model)
+    return ends_s[0] - start_s
 
 
 def _await(condition: Callable[[], bool]) -> None:
