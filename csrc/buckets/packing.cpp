@@ -88,7 +88,9 @@ bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
 class CopiesIntoSlots {
  public:
   CopiesIntoSlots(Bucket& bucket, GradPlace place)
-      : place_(place), on_current_stream_(bucket.on_current_stream()) {
+      : place_(place),
+        averaged_(bucket.dtypes().averaged),
+        on_current_stream_(bucket.on_current_stream()) {
     bucket.wait_for_streams();
   }
 
@@ -100,8 +102,8 @@ class CopiesIntoSlots {
     }
     views_.push_back(slot.view);
     sources_.push_back(*values_for(slot, grad));
-    if (alias || !present || !on_current_stream_) {
-      keep_for_current_stream(grad);
+    if (alias || !present || !on_current_stream_ || grad.scalar_type() != averaged_) {
+      keep_for_current_stream(grad);  // write_back() drops a gradient in another dtype
     }
   }
 
@@ -113,6 +115,7 @@ class CopiesIntoSlots {
 
  private:
   GradPlace place_;
+  at::ScalarType averaged_;
   bool on_current_stream_;
   std::vector<at::Tensor> views_;
   std::vector<at::Tensor> sources_;

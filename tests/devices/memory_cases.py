@@ -15,6 +15,7 @@ from abort_cases import fail
 from capture_cases import captured
 from device_ranks import controls
 from stream_cases import Pairs, batch, expected_grads, layers, loss_of, pair_up
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from ddpx import ReducerDDP
@@ -36,8 +37,8 @@ def _synchronize() -> None:
         torch.accelerator.synchronize(index)
 
 
-def _slow_all_reduces(device: str, time_ms: float = 200) -> AbstractContextManager[None]:
-    return late_device.slow("allreduce", time_ms) if device == "late" else contextlib.nullcontext()
+def _slow(part: str, device: str, time_ms: float = 200) -> AbstractContextManager[None]:
+    return late_device.slow(part, time_ms) if device == "late" else contextlib.nullcontext()
 
 
 def _of_the_script(device: str) -> list[torch.Tensor]:
@@ -71,7 +72,7 @@ def a_step_fails_before_hooks_end(device: str, hook: str, **options: Any) -> Pai
     ours.zero_grad()
     _synchronize()
     raising = module[1].weight.register_hook(fail)
-    with _slow_all_reduces(device):
+    with _slow("allreduce", device):
         with contextlib.suppress(ValueError):
             loss_of(ours, batch(device, 4, width=WIDTH)).backward()
         ours.reset()
@@ -101,7 +102,7 @@ def a_result_is_refused_before_hooks_end(device: str, **options: Any) -> Pairs:
     ours.zero_grad()
     _synchronize()
     refused[0] = True
-    with _slow_all_reduces(device):
+    with _slow("allreduce", device):
         try:
             loss_of(ours, batch(device, 4, width=WIDTH)).backward()
         except RuntimeError as error:
@@ -135,6 +136,39 @@ def a_wrapper_is_dropped_before_its_work_ends(device: str, **options: Any) -> Pa
     _ = [tensor.cpu() for tensor in tensors]
     with side:
         return pair_up(module, expected)
+
+
+def local_gradients_in_another_dtype(device: str, **options: Any) -> Pairs:
+    """The bucket of two layers is predicted to be unused, but has gradients of a local backward.
+
+    These gradients are in float64, and belong to the stream on which the module was wrapped. They
+    are packed and replaced on the stream that called backward.
+    """
+    module = layers(device, width=WIDTH)
+    cap_mb = 2 * WIDTH * WIDTH * 4 / 2**20  # two layers
+    unused = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    main, side = torch.accelerator.current_stream(), torch.Stream(device=device)
+    side.wait_stream(main)
+    with side:
+        ours = ReducerDDP(
+            module, bucket_cap_mb=cap_mb, reduce_dtype=torch.float64, **unused, **options
+        )
+    main.wait_stream(side)
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return loss_of(model, x) + loss_of(model[:2], x)
+
+    loss_of(module[:2], batch(device, 0, width=WIDTH)).backward()
+    expected = expected_grads(module, forward, 1)
+    ours.zero_grad()
+    x = batch(device, 1, width=WIDTH)
+    with ours.no_sync():
+        loss_of(ours, x).backward()
+    with _slow("_foreach_copy_", device):
+        loss_of(module[:2], x).backward()
+        with side:
+            tensors = _of_the_script(device)
+        return pair_up(module, expected) + _unchanged(tensors)
 
 
 def allocated_in_a_capture(device: str, **options: Any) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import abort_cases
 import average_cases
 import late_device
+import memory_cases
 import stream_cases
 import torch
 import torch.distributed as dist
@@ -194,6 +195,12 @@ PROOFS = (
             gradient_as_bucket_view=True,
             batched_grad_copy=True,
         ),
+    ),
+    Proof(
+        "the memory of gradients in another dtype outlives the packing of a full bucket",
+        "RECORD",
+        ("ddpx::pack_all(",),
+        _pairs(memory_cases.local_gradients_in_another_dtype, batched_grad_copy=True),
     ),
     Proof(
         "write-back waits for the all-reduce",

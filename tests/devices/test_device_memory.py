@@ -30,6 +30,13 @@ def test_a_wrapper_that_is_dropped_before_its_work_ends(device_ranks, device, wo
     check(device_ranks(device, world_size).run(case, device, gradient_as_bucket_view=views))
 
 
+@on_devices(2, 3)  # three ranks pack small gradients together
+@pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
+def test_local_gradients_in_another_dtype(device_ranks, device, world_size, batched):
+    case = cases.local_gradients_in_another_dtype
+    check(device_ranks(device, world_size).run(case, device, batched_grad_copy=batched))
+
+
 @on_nccl(1, 2)
 @VIEWS
 def test_a_capture_gets_no_memory_of_the_backend(device_ranks, device, world_size, views):
