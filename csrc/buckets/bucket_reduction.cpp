@@ -9,6 +9,7 @@
 
 #include "../errors.h"
 #include "bucket.h"
+#include "device_stream.h"
 #include "sparse_rows.h"
 
 namespace ddpx {
@@ -47,6 +48,7 @@ void Bucket::wait(Collective& collective) {
   if (flight->hook != nullptr) {
     const auto result = flight->hook->parseHookResult(flight->future->value());
     reduced_ = as_reduced(result, "the communication hook");
+    keep_for_current_stream(result);  // the hook may have allocated it on a stream of its own
     return;
   }
   const auto sum = flight->future ? tensor_in(flight->future->value()) : at::Tensor();

@@ -171,6 +171,34 @@ def local_gradients_in_another_dtype(device: str, **options: Any) -> Pairs:
         return pair_up(module, expected) + _unchanged(tensors)
 
 
+def a_result_of_a_side_stream(device: str, **options: Any) -> Pairs:
+    """The results of the hook belong to a side stream, and their futures do not know a device."""
+    module = layers(device, width=WIDTH)
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+    side = torch.Stream(device=device)
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        main = torch.accelerator.current_stream()
+        side.wait_stream(main)
+        with side:
+            result = bucket.buffer() / dist.get_world_size()
+            dist.all_reduce(result)
+        main.wait_stream(side)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(result)
+        return future
+
+    ours.register_comm_hook(None, hook)
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, loss_of, step)
+        _step(ours, device, step)
+        with side:
+            tensors = _of_the_script(device)
+        pairs += pair_up(module, expected) + _unchanged(tensors)
+    return pairs
+
+
 def allocated_in_a_capture(device: str, **options: Any) -> int:
     """The number of allocations by the backend in a step of lazy buckets that is captured."""
     stream = torch.Stream(device=device)

@@ -227,6 +227,12 @@ PROOFS = (
         slow_ms=200,
     ),
     Proof(
+        "the memory of the result of a communication hook outlives write-back",
+        "RECORD",
+        ("ddpx::Bucket::wait", "!c10::ivalue::Future"),
+        _pairs(memory_cases.a_result_of_a_side_stream),
+    ),
+    Proof(
         "the continuation of a built-in hook waits for the all-reduce",
         "STREAM",
         ("ddpx::Bucket::launch", "!ddpx::StreamSet::wait"),

@@ -37,6 +37,13 @@ def test_local_gradients_in_another_dtype(device_ranks, device, world_size, batc
     check(device_ranks(device, world_size).run(case, device, batched_grad_copy=batched))
 
 
+@on_devices(2)
+@VIEWS
+def test_the_result_of_a_hook_on_a_side_stream(device_ranks, device, world_size, views):
+    case = cases.a_result_of_a_side_stream
+    check(device_ranks(device, world_size).run(case, device, gradient_as_bucket_view=views))
+
+
 @on_nccl(1, 2)
 @VIEWS
 def test_a_capture_gets_no_memory_of_the_backend(device_ranks, device, world_size, views):
