@@ -102,6 +102,7 @@ std::vector<int32_t> UsedMap::Sums::read() const {
 void UsedMap::wait() {
   if (const auto work = std::exchange(work_, Collective::Work())) {
     collective_->wait(*work, device_);
+    keep_for_current_stream(summed_);  // the stream of the launch has not waited for the exchange
     last_sums_.of_ranks = summed_;
     last_sums_.stream = current_stream(device_);
   }

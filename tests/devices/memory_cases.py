@@ -199,6 +199,29 @@ def a_result_of_a_side_stream(device: str, **options: Any) -> Pairs:
     return pairs
 
 
+def use_exchanged_on_alternating_streams(device: str) -> Pairs:
+    """Each step runs on another stream than the step before.
+
+    Returns tensors that the script allocated on the stream of the step before, after each step.
+    """
+    module = layers(device, width=WIDTH)
+    ours = ReducerDDP(module, find_unused_parameters=True)
+    for step in range(3):
+        _step(ours, device, step)
+    streams = [torch.Stream(device=device) for _ in range(2)]
+    _synchronize()
+    tensors = []
+    with _slow("allreduce", device):
+        for step in range(3):
+            before, now = streams[step % 2], streams[(step + 1) % 2]
+            now.wait_stream(before)
+            with now:
+                _step(ours, device, step)
+            with before:
+                tensors += [torch.full((len(module),), _VALUE, device=device) for _ in range(4)]
+    return _unchanged(tensors)
+
+
 def allocated_in_a_capture(device: str, **options: Any) -> int:
     """The number of allocations by the backend in a step of lazy buckets that is captured."""
     stream = torch.Stream(device=device)

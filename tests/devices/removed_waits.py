@@ -248,6 +248,12 @@ PROOFS = (
         slow="allreduce",
     ),
     Proof(
+        "the memory of the used-map outlives the ranks' agreement on it",
+        "RECORD",
+        ("ddpx::UsedMap::wait",),
+        _pairs(memory_cases.use_exchanged_on_alternating_streams),
+    ),
+    Proof(
         "another thread that reads the used-map waits for the stream that waited for the agreement",
         "STREAM",
         ("ddpx::Reducer::used_by_ranks", "!ddpx::UsedMap::wait"),

@@ -44,6 +44,12 @@ def test_the_result_of_a_hook_on_a_side_stream(device_ranks, device, world_size,
     check(device_ranks(device, world_size).run(case, device, gradient_as_bucket_view=views))
 
 
+@on_devices(2)
+def test_use_that_is_exchanged_on_alternating_streams(device_ranks, device, world_size):
+    case = cases.use_exchanged_on_alternating_streams
+    check(device_ranks(device, world_size).run(case, device))
+
+
 @on_nccl(1, 2)
 @VIEWS
 def test_a_capture_gets_no_memory_of_the_backend(device_ranks, device, world_size, views):

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <thread>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "capture.h"
 #include "launch.h"
 #include "settings.h"
+#include "stash.h"
 
 namespace late {
 namespace {
@@ -22,10 +22,12 @@ class LateWork final : public c10d::Work {
       int rank,
       c10d::OpType type,
       std::vector<at::Tensor> tensors,
+      std::shared_ptr<Stash> stash,
       c10::intrusive_ptr<c10::ivalue::Future> future,
       c10::Stream stream)
       : Work(rank, type),
         tensors_(std::move(tensors)),
+        stash_(std::move(stash)),
         future_(std::move(future)),
         stream_(stream),
         done_(kType) {
@@ -41,6 +43,7 @@ class LateWork final : public c10d::Work {
   void synchronize() override {
     const auto current = current_stream(stream_.device());
     done_.block(current);
+    stash_->clear();
   }
   bool wait(std::chrono::milliseconds timeout) override {
     synchronize();
@@ -61,6 +64,7 @@ class LateWork final : public c10d::Work {
 
  private:
   std::vector<at::Tensor> tensors_;
+  std::shared_ptr<Stash> stash_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::Stream stream_;
   c10::Event done_;
@@ -141,17 +145,16 @@ c10::intrusive_ptr<c10d::Work> LateBackend::queue(
         }
       },
       Kind::kCollective);
-  const c10::impl::VirtualGuardImpl guard(kType);
-  for (const auto& tensor : tensors) {
-    guard.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
-  }
+  auto stash = std::make_shared<Stash>(tensors);
+  clear_after(stash, queue, queue.last());
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device});
   {
     const c10::StreamGuard on_stream(stream);  // the future completes with this stream's work
     future->markCompleted(c10::IValue(tensors));
   }
-  return c10::make_intrusive<LateWork>(rank_, type, tensors, std::move(future), stream);
+  return c10::make_intrusive<LateWork>(
+      rank_, type, tensors, std::move(stash), std::move(future), stream);
 }
 
 c10::intrusive_ptr<c10d::Work> LateBackend::allreduce(
