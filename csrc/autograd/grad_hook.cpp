@@ -81,6 +81,10 @@ bool GradHook::attached_to(const at::Tensor& param) const {
   return torch::autograd::impl::try_get_grad_accumulator(param) == accumulator_;
 }
 
+std::optional<c10::Stream> GradHook::stream() const {
+  return accumulator_ ? accumulator_->stream() : std::nullopt;
+}
+
 GradHook::~GradHook() {
   if (accumulator_) {
     accumulator_->del_post_hook(key_);

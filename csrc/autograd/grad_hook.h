@@ -2,11 +2,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 namespace ddpx {
 
@@ -48,6 +50,10 @@ class GradHook {
   const torch::autograd::Node* accumulator() const {
     return accumulator_.get();
   }
+
+  // The stream on which autograd adds to the gradient and calls the listener; nullopt for CPU, and
+  // after abandon().
+  std::optional<c10::Stream> stream() const;
 
   // Leaves the hook on the accumulator. The hook has no effect once the listener is gone, and is
   // destroyed with the accumulator.

@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "../buckets/device_stream.h"
 #include "../buckets/param_grad.h"
 #include "step.h"
 
@@ -84,8 +85,15 @@ void Step::ensure_memory(Bucket& bucket) {
     auto& state = params_[slot.param_index];
     const auto& param = tensors[slot.param_index];
     const bool is_kept = state.kept && state.kept->is_same(grad_of(param));
-    if (!state.excluded && move_into_slot(bucket, slot, param) && is_kept) {
+    if (state.excluded || !move_into_slot(bucket, slot, param)) {
+      continue;
+    }
+    if (is_kept) {
       state.kept = grad_of(param);
+    }
+    // Autograd may add to the gradient before the hook of the param runs.
+    if (const auto stream = context_.params.hooks()[slot.param_index].stream()) {
+      wait_for_stream(*stream, *current_stream(bucket.device()));
     }
   }
 }

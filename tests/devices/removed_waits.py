@@ -187,6 +187,21 @@ PROOFS = (
         _pairs(stream_cases.launched_from_another_stream),
     ),
     Proof(
+        "autograd adds to a gradient behind its move into a lazy bucket",
+        "STREAM",
+        (
+            "ddpx::Step::ensure_memory",
+            "!ddpx::StreamSet::wait",
+            "!ddpx::Bucket::ensure_memory",
+        ),
+        _pairs(
+            stream_cases.hooks_on_several_streams,
+            keep=True,
+            gradient_as_bucket_view=True,
+            lazy_bucket_allocation=True,
+        ),
+    ),
+    Proof(
         "with views, the memory of gradients outlives the packing of a full bucket",
         "RECORD",
         ("ddpx::pack_all(",),

@@ -38,6 +38,15 @@ def test_hooks_on_several_streams(ranks, device, mode, batched, keep):
 
 
 @on_devices(1, 2)
+@pytest.mark.parametrize("mode", ["view", "static", "find unused"])
+@pytest.mark.parametrize("batched", [False, True], ids=["", "batched"])
+def test_gradients_that_move_into_a_lazy_bucket(ranks, device, mode, batched):
+    lazy = {"lazy_bucket_allocation": True, "gradient_as_bucket_view": True}
+    options = {**MODES[mode], **lazy, "batched_grad_copy": batched, "keep": True}
+    cases.check(ranks.run(cases.hooks_on_several_streams, device, **options))
+
+
+@on_devices(1, 2)
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_that_are_dropped_while_they_are_read(ranks, device, mode):
     cases.check(ranks.run(cases.gradients_dropped_while_read, device, **MODES[mode]))
