@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "error.h"
+
 namespace ddpx::os {
 namespace {
 
@@ -28,15 +30,28 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
+// As above, but throws an Error at the limit of open files.
+std::string required_line(const std::string& path) {
+  errno = 0;
+  auto line = first_line(path);
+  if (line.empty() && (errno == EMFILE || errno == ENFILE)) {
+    throw system_error("reading " + path);
+  }
+  return line;
+}
+
 struct Stat {
   char state;
   uint64_t start_time;
   std::optional<int> wait_status;  // of a process that has ended
 };
 
+std::string path_of_stat(pid_t pid) {
+  return "/proc/" + std::to_string(pid) + "/stat";
+}
+
 // proc(5): the name, in parentheses, may hold spaces, so fields are counted from behind it.
-std::optional<Stat> read_stat(pid_t pid) {
-  const auto line = first_line("/proc/" + std::to_string(pid) + "/stat");
+std::optional<Stat> parse_stat(const std::string& line) {
   std::istringstream rest(line.substr(line.rfind(')') + 1));
   const std::vector<std::string> fields{std::istream_iterator<std::string>(rest), {}};
   constexpr std::size_t kStartTime = 22 - 3;
@@ -49,6 +64,11 @@ std::optional<Stat> read_stat(pid_t pid) {
     stat.wait_status = std::stoi(fields[kExitCode]);
   }
   return stat;
+}
+
+// nullopt if the process is gone or hidden, and at the limit of open files.
+std::optional<Stat> read_stat(pid_t pid) {
+  return parse_stat(first_line(path_of_stat(pid)));
 }
 
 UniqueFd open_pidfd(pid_t pid) {
@@ -124,9 +144,9 @@ std::string describe_ending(std::optional<int> wait_status) {
 
 ProcessId this_process() {
   const auto pid = getpid();
-  const auto stat = read_stat(pid);
+  const auto stat = parse_stat(required_line(path_of_stat(pid)));
   std::error_code ignored;
-  const auto machine = first_line("/proc/sys/kernel/random/boot_id") + " " +
+  const auto machine = required_line("/proc/sys/kernel/random/boot_id") + " " +
                        std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
   return ProcessId{
       std::to_string(std::hash<std::string>()(machine)), pid, stat ? stat->start_time : 0};
@@ -149,8 +169,11 @@ bool ProcessWatch::ended() const {
   if (fd_) {
     return is_over(fd_);
   }
-  const auto now = state();
-  return now == 0 || now == 'Z' || now == 'X';
+  if (kill(id_.pid, 0) != 0 && errno == ESRCH) {
+    return true;
+  }
+  const auto stat = read_stat(id_.pid);
+  return stat && (stat->start_time != id_.start_time || stat->wait_status);
 }
 
 // The kernel has the status of a process in one of two places: before or after its parent has read

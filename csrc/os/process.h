@@ -18,6 +18,8 @@ struct ProcessId {
   uint64_t start_time = 0;  // clock ticks since boot
 };
 
+// Throws an Error at the limit of open files: peers would take a wrong start time for another
+// process, and a wrong machine for another host.
 ProcessId this_process();
 
 // Whether no process of this number runs. False if the kernel has no pidfds.
@@ -28,17 +30,20 @@ class ProcessWatch {
  public:
   explicit ProcessWatch(ProcessId id);
 
-  // Ready for reading when the process has ended; -1 where the kernel has no such thing.
+  // Ready for reading when the process has ended. -1 if the kernel has no pidfds, or if this
+  // process was at its limit of open files.
   int fd() const {
     return fd_.get();
   }
 
+  // False if unknown.
   bool ended() const;
 
   // The status of a process that has ended, as wait() returns it; nullopt if unknown.
   std::optional<int> wait_status() const;
 
-  // 'T' if it is stopped, else as in proc(5); 0 if it is gone, or hidden.
+  // 'T' if it is stopped, else as in proc(5). 0 if it is gone or hidden, and at the limit of open
+  // files.
   char state() const;
 
  private:

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "health/calls/call_comparison.h"
@@ -84,6 +86,24 @@ class Child {
   OwnPage page_;
   pid_t pid_ = 0;
   bool reaped_ = false;
+};
+
+// While an object exists, this process is at its limit of open files.
+class NoFreeFiles {
+ public:
+  NoFreeFiles() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit none{1, before_.rlim_max};  // `poll` needs one
+    setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoFreeFiles() {
+    setrlimit(RLIMIT_NOFILE, &before_);
+  }
+  NoFreeFiles(const NoFreeFiles&) = delete;
+  NoFreeFiles& operator=(const NoFreeFiles&) = delete;
+
+ private:
+  rlimit before_{};
 };
 
 std::shared_ptr<Peer> peer_of(const Introduction& introduction) {
@@ -163,6 +183,31 @@ TEST_F(PeerTableTest, WhoIsHiddenIsNotDead) {
     GTEST_SKIP() << "needs root";
   }
   EXPECT_EQ(status, 0);
+}
+
+TEST(ProcessWatchTest, AtTheLimitOfOpenFilesOnlyTheDeadAreDead) {
+  Child child;
+  const auto process = child.introduction().process;
+  std::optional<os::ProcessWatch> watch;
+  {
+    const NoFreeFiles limit;
+    watch.emplace(process);
+    EXPECT_LT(watch->fd(), 0);
+    EXPECT_FALSE(watch->ended());
+  }
+  EXPECT_FALSE(watch->ended());
+  child.end(SIGKILL);
+  child.await_end(/*leave_it_dead=*/true);
+  EXPECT_TRUE(watch->ended());
+  child.reap();
+  const NoFreeFiles limit;
+  EXPECT_TRUE(watch->ended());
+}
+
+TEST(ProcessIdTest, AtTheLimitOfOpenFilesIsAnError) {
+  const NoFreeFiles limit;
+  const auto error = error_of([] { os::this_process(); });
+  EXPECT_TRUE(contains(error, "Too many open files")) << error;
 }
 
 TEST_F(PeerTableTest, AFailingRankIsDeadThoughItsProcessLives) {
