@@ -16,6 +16,11 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
+// The cause of EMFILE and ENFILE, with a remedy. Follows the text of an error.
+inline constexpr const char* kManyFiles =
+    ". This process, or all processes of its user together, have too many open files. Raise the "
+    "limit (ulimit -n), or start fewer ranks on this host.";
+
 // An error with the text of errno, which must still be that of the failed `call`.
 Error system_error(const std::string& call);
 

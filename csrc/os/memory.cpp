@@ -32,11 +32,25 @@ Registry& registry() {
   return *instance;
 }
 
+std::string could_not_allocate(
+    std::size_t num_bytes, const std::string& purpose, const std::string& cause) {
+  return "could not allocate " + std::to_string(num_bytes) + " bytes of shared memory for " +
+         purpose + ": " + cause;
+}
+
 OutOfMemory out_of_memory(
     std::size_t num_bytes, const std::string& purpose, const std::string& cause) {
-  return OutOfMemory(
-      "could not allocate " + std::to_string(num_bytes) + " bytes of shared memory for " + purpose +
-      ": " + cause);
+  return OutOfMemory(could_not_allocate(num_bytes, purpose, cause));
+}
+
+// Throws the error of a failed call, from errno.
+[[noreturn]] void fail_to_allocate(std::size_t num_bytes, const std::string& purpose) {
+  if (errno == EFBIG) {
+    constexpr const char* kCause =
+        "the limit of file sizes (ulimit -f) also holds for shared memory. Raise the limit.";
+    throw Error(could_not_allocate(num_bytes, purpose, kCause));
+  }
+  throw out_of_memory(num_bytes, purpose, std::strerror(errno));
 }
 
 // Allocates in steps: a signal that interrupts `fallocate` undoes the current step only.
@@ -47,7 +61,7 @@ void allocate_pages(int fd, std::size_t num_bytes, const std::string& purpose) {
     if (fallocate(fd, 0, static_cast<off_t>(begin), static_cast<off_t>(length)) == 0) {
       begin += length;
     } else if (errno != EINTR) {
-      throw out_of_memory(num_bytes, purpose, std::strerror(errno));
+      fail_to_allocate(num_bytes, purpose);
     }
   }
 }
@@ -164,7 +178,7 @@ UniqueFd create_memory(
   const Reservation reservation(reserved_bytes ? *reserved_bytes : alone, num_bytes, purpose);
   auto fd = new_memory_file();
   if (ftruncate(fd.get(), static_cast<off_t>(num_bytes)) != 0) {
-    throw out_of_memory(num_bytes, purpose, std::strerror(errno));
+    fail_to_allocate(num_bytes, purpose);
   }
   allocate_pages(fd.get(), num_bytes, purpose);
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {

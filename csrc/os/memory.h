@@ -49,7 +49,8 @@ void check_memory(std::size_t num_bytes, const std::string& purpose);
 // Creates a memory file of this size, sealed against resizing. All pages are allocated, so that too
 // little memory is an error here and not SIGBUS later. `reserved_bytes`, in shared memory, is the
 // sum of what ranks are allocating at this moment: the available memory must be enough for all of
-// them. Throws OutOfMemory, with `purpose` in the text.
+// them. Throws OutOfMemory, with `purpose` in the text, and an Error for another limit of the
+// process: of file sizes, or of open files.
 UniqueFd create_memory(
     std::size_t num_bytes,
     const std::string& purpose,

@@ -35,10 +35,6 @@ Address abstract_address(const std::string& name) {
   return result;
 }
 
-constexpr const char* kManyFiles =
-    ". This process, or all processes of its user together, have too many open files. Raise the "
-    "limit (ulimit -n), or start fewer ranks on this host.";
-
 os::UniqueFd new_socket() {
   os::UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd) {
@@ -86,7 +82,7 @@ os::UniqueFd Message::take_fd() {
     throw Error(
         ErrorKind::kSystem,
         std::string("[ddpx shm] a file descriptor of a local rank could not be received") +
-            kManyFiles);
+            os::kManyFiles);
   }
   return std::move(fd);
 }
@@ -210,14 +206,9 @@ void Listener::accept_connections() noexcept {
 std::vector<Connection> Listener::stop() {
   shutdown(fd_.get(), SHUT_RDWR);
   thread_.join();
-  if (error_ == EMFILE || error_ == ENFILE) {
-    throw Error(
-        ErrorKind::kSystem,
-        std::string("[ddpx shm] a connection of a local rank could not be accepted") + kManyFiles);
-  }
   if (error_ != EINVAL) {
     errno = error_;
-    throw system_error("accept");
+    throw system_error("accepting the connection of a local rank");
   }
   return std::move(connections_);
 }

@@ -4,15 +4,18 @@
 #include <linux/seccomp.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstring>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -55,6 +58,37 @@ TEST(MemoryTest, TooLittleIsAnErrorWithARemedy) {
   }
   os::override_available_memory(0);
   EXPECT_GT(os::available_memory().num_bytes, std::size_t{1} << 20);
+}
+
+// The error of an allocation of 2 MiB under a limit of this process.
+Error error_under_limit(int resource, rlim_t limit) {
+  std::signal(SIGXFSZ, SIG_IGN);  // as in Python
+  rlimit usual{};
+  getrlimit(resource, &usual);
+  const rlimit lower{limit, usual.rlim_max};
+  setrlimit(resource, &lower);
+  Error found(ErrorKind::kMisuse, "no error");
+  try {
+    Arena().allocate(2 << 20);
+  } catch (const Error& error) {
+    found = error;
+  }
+  setrlimit(resource, &usual);
+  std::signal(SIGXFSZ, SIG_DFL);
+  return found;
+}
+
+// Less memory would not help.
+TEST(MemoryTest, TheLimitOfFileSizesIsAnErrorWithItsOwnRemedy) {
+  const auto error = error_under_limit(RLIMIT_FSIZE, 1 << 16);
+  EXPECT_EQ(error.kind(), ErrorKind::kSystem) << error.what();
+  EXPECT_NE(std::string(error.what()).find("ulimit -f"), std::string::npos) << error.what();
+}
+
+TEST(MemoryTest, TooManyOpenFilesAreAnErrorWithARemedy) {
+  const auto error = error_under_limit(RLIMIT_NOFILE, 1);
+  EXPECT_EQ(error.kind(), ErrorKind::kSystem) << error.what();
+  EXPECT_NE(std::string(error.what()).find("ulimit -n"), std::string::npos) << error.what();
 }
 
 // Makes `memfd_create` fail with or without MFD_NOEXEC_SEAL in this process, by a seccomp filter.
