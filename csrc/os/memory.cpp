@@ -53,14 +53,17 @@ OutOfMemory out_of_memory(
   throw out_of_memory(num_bytes, purpose, std::strerror(errno));
 }
 
-// Allocates in steps: a signal that interrupts `fallocate` undoes the current step only.
+// In old kernels, a signal that interrupts `fallocate` undoes the whole call. Each interruption
+// halves the step, so that calls become shorter than the time between the signals of a timer.
 void allocate_pages(int fd, std::size_t num_bytes, const std::string& purpose) {
-  constexpr std::size_t kStep = std::size_t{64} << 20;
+  auto step = std::size_t{64} << 20;
   for (std::size_t begin = 0; begin < num_bytes;) {
-    const auto length = std::min(kStep, num_bytes - begin);
+    const auto length = std::min(step, num_bytes - begin);
     if (fallocate(fd, 0, static_cast<off_t>(begin), static_cast<off_t>(length)) == 0) {
       begin += length;
-    } else if (errno != EINTR) {
+    } else if (errno == EINTR) {
+      step = std::max(length / 2, page_bytes());
+    } else {
       fail_to_allocate(num_bytes, purpose);
     }
   }

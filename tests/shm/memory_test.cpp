@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -91,6 +92,12 @@ TEST(MemoryTest, TooManyOpenFilesAreAnErrorWithARemedy) {
   EXPECT_NE(std::string(error.what()).find("ulimit -n"), std::string::npos) << error.what();
 }
 
+bool apply_filter(sock_filter* filter, std::size_t num_instructions) {
+  const sock_fprog program{static_cast<unsigned short>(num_instructions), filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
 // Makes `memfd_create` fail with or without MFD_NOEXEC_SEAL in this process, by a seccomp filter.
 bool filter_memfd_create(bool with_seal) {
   constexpr uint32_t kNoExecSeal = 8;
@@ -103,9 +110,41 @@ bool filter_memfd_create(bool with_seal) {
       BPF_STMT(BPF_RET | BPF_K, with_seal ? kRejected : SECCOMP_RET_ALLOW),
       BPF_STMT(BPF_RET | BPF_K, with_seal ? SECCOMP_RET_ALLOW : kRejected),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  const sock_fprog program{std::size(filter), filter};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+  return apply_filter(filter, std::size(filter));
+}
+
+// Makes `fallocate` of more than 1 MiB fail with EINTR in this process.
+bool interrupt_long_fallocate() {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[3])),
+      BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, 1 << 20, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINTR),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  return apply_filter(filter, std::size(filter));
+}
+
+// Allocates memory in a child behind a filter of system calls.
+void expect_memory_behind(const std::function<bool()>& filter) {
+  const auto child = fork();
+  if (child == 0) {
+    if (!filter()) {
+      _exit(77);
+    }
+    alarm(10);
+    try {
+      _exit(os::create_memory(4 << 20, "a test") ? 0 : 1);
+    } catch (const os::Error&) {
+      _exit(1);
+    }
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+    GTEST_SKIP() << "seccomp filters are not permitted here";
+  }
+  EXPECT_EQ(status, 0);
 }
 
 class MemoryFlagsTest : public testing::TestWithParam<bool> {};
@@ -113,27 +152,16 @@ class MemoryFlagsTest : public testing::TestWithParam<bool> {};
 // Linux 6.3 with vm.memfd_noexec=2 rejects calls without MFD_NOEXEC_SEAL. Older versions reject
 // calls with it.
 TEST_P(MemoryFlagsTest, AreThoseThatTheKernelAccepts) {
-  const auto child = fork();
-  if (child == 0) {
-    if (!filter_memfd_create(GetParam())) {
-      _exit(77);
-    }
-    try {
-      _exit(os::create_memory(1 << 16, "a test") ? 0 : 1);
-    } catch (const os::Error&) {
-      _exit(1);
-    }
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 77) {
-    GTEST_SKIP() << "seccomp filters are not permitted here";
-  }
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  expect_memory_behind([] { return filter_memfd_create(GetParam()); });
 }
 
 INSTANTIATE_TEST_SUITE_P(WithoutAndWithSeal, MemoryFlagsTest, testing::Bool());
+
+// In old kernels, a signal undoes a whole call of `fallocate`. Between two signals of a timer, a
+// profiler's for example, a rank may have time for few pages only.
+TEST(MemoryTest, FrequentSignalsDoNotHoldUpAnAllocation) {
+  expect_memory_behind(interrupt_long_fallocate);
+}
 
 // Two ranks that check at the same moment must not both get memory that exists once.
 class ReservationTest : public testing::Test {
