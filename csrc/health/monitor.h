@@ -110,6 +110,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool is_forked() const;
   bool must_be_read(int64_t deadline_ns) const;
   void declare(const Failure& failure);
+  void log_failure() const;
   void await_lease_of_host();
   void look_for_failures(const std::optional<Wait>& wait);
   void check_self();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <thread>
 
@@ -85,7 +86,6 @@ void Monitor::raise_mismatch(Failure mismatch) {
 }
 
 void Monitor::declare(const Failure& failure) {
-  const int rank = state_->group.rank;
   auto* table = state_->table();
   // If another rank of the host has declared a failure, this rank takes over that failure.
   const bool is_first = failure_.declare([&](Failure& own) {
@@ -98,14 +98,7 @@ void Monitor::declare(const Failure& failure) {
     return;
   }
   failed_ns_ = now_ns();
-  const auto found = *report();
-  auto message = found.failure.describe(found.names);
-  std::replace(message.begin(), message.end(), '\n', ' ');
-  // Not a warning: each rank prints its report when it raises, or after SIGTERM.
-  state_->log("rank_failed", message, found.failure.first_rank());
-  if (found.is_about_this_rank()) {
-    state_->log("stack_wanted", {}, rank);  // for its report
-  }
+  log_failure();  // before the abort: the stack of this rank shows the calls that the abort ends
   // The host has queued work behind the aborted calls, and must not use its results.
   state_->group.abort([weak = std::weak_ptr(state_)] {
     const auto state = weak.lock();
@@ -117,9 +110,25 @@ void Monitor::declare(const Failure& failure) {
     }
   });
   if (table == nullptr) {
-    state_->channel->post_failure(found.failure.encode());  // once the store answers
+    state_->channel->post_failure(failure_.get()->encode());  // once the store answers
   }
   state_->channel->check(awake_.since_ns());  // the keeper posts it
+}
+
+// An exception, for lack of memory for example, must not prevent the abort.
+void Monitor::log_failure() const {
+  try {
+    const auto found = *report();
+    auto message = found.failure.describe(found.names);
+    std::replace(message.begin(), message.end(), '\n', ' ');
+    // Not a warning: each rank prints its report when it raises, or after SIGTERM.
+    state_->log("rank_failed", message, found.failure.first_rank());
+    if (found.is_about_this_rank()) {
+      state_->log("stack_wanted", {}, state_->group.rank);  // for its report
+    }
+  } catch (const std::exception&) {
+    // Each rank still raises its report.
+  }
 }
 
 // ---- searches ----------------------------------------------------------------------------------

@@ -23,6 +23,14 @@ TEST(MonitorTest, AnExceptionReachesRanksOfTheSameMachine) {
   }
 }
 
+TEST(MonitorTest, AGroupIsAbortedEvenIfNothingCanBeLogged) {
+  Ranks ranks("AA");
+  LogQueue::instance().set_reader([]() -> bool { throw std::bad_alloc(); });
+  ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
+  EXPECT_TRUE(eventually([&] { return ranks.num_aborts(0) == 1; }));
+  LogQueue::instance().set_reader(nullptr);
+}
+
 // Which may come to read its page when its process is gone.
 TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetIts) {
   const auto store = std::make_shared<FakeStore>();
