@@ -58,6 +58,9 @@ void Bucket::wait(Collective& collective) {
   } else {
     reduced_ = flight->future ? as_reduced(sum, "the all-reduce of the process group") : buffer_;
   }
+  if (flight->future) {
+    keep_for_current_stream(sum);  // the group may have allocated it on a stream of its own
+  }
 }
 
 void Bucket::divide_reduced(const at::Tensor& divisor) {

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from abort_cases import fail
 from capture_cases import captured
 from device_ranks import controls
+from side_stream_group import SideStreamGroup
 from stream_cases import Pairs, batch, expected_grads, layers, loss_of, pair_up
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -193,6 +194,23 @@ def a_result_of_a_side_stream(device: str, **options: Any) -> Pairs:
     for step in range(4):
         expected = expected_grads(module, loss_of, step)
         _step(ours, device, step)
+        with side:
+            tensors = _of_the_script(device)
+        pairs += pair_up(module, expected) + _unchanged(tensors)
+    return pairs
+
+
+def a_sum_of_a_side_stream(device: str, **options: Any) -> Pairs:
+    """The sums of a process group in Python belong to a side stream."""
+    module = layers(device, width=WIDTH)
+    side = torch.Stream(device=device)
+    group = SideStreamGroup(side)
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, process_group=group, **options)
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, loss_of, step)
+        _step(ours, device, step)
+        group.forget_works()
         with side:
             tensors = _of_the_script(device)
         pairs += pair_up(module, expected) + _unchanged(tensors)

@@ -45,6 +45,13 @@ def test_the_result_of_a_hook_on_a_side_stream(device_ranks, device, world_size,
 
 
 @on_devices(2)
+@VIEWS
+def test_the_sum_of_a_group_on_a_side_stream(device_ranks, device, world_size, views):
+    case = cases.a_sum_of_a_side_stream
+    check(device_ranks(device, world_size).run(case, device, gradient_as_bucket_view=views))
+
+
+@on_devices(2)
 def test_use_that_is_exchanged_on_alternating_streams(device_ranks, device, world_size):
     case = cases.use_exchanged_on_alternating_streams
     check(device_ranks(device, world_size).run(case, device))
