@@ -18,12 +18,12 @@ class _WrapOptionsOfStrategy:
 
     def __init__(
         self,
-        backend: str | None = None,
+        *arguments: Any,
         timeline: str | Path | None = None,
         timeline_steps: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(process_group_backend=backend, **options)  # type: ignore[call-arg]
+        super().__init__(*arguments, **options)
         self._wrap_options = WrapOptions(timeline, timeline_steps)
 
 
@@ -33,17 +33,17 @@ class ReducerDDPStrategy(_WrapOptionsOfStrategy, DDPStrategy):
     ``strategy="ddpx"`` selects this class without options.
 
     Args:
-        backend: The backend of the process group, for example ``"shm"``. Default: the choice of
-            Lightning.
+        arguments: Positional arguments of ``DDPStrategy``.
         timeline: A folder for a timeline of the training. Default: no timeline.
         timeline_steps: The number of recorded steps. Default: as ``max_steps`` of
             :func:`ddpx.record`.
-        options: Further arguments of ``DDPStrategy``, which include arguments of DDP.
+        options: Keyword arguments of ``DDPStrategy``, which include arguments of DDP. With
+            ``process_group_backend="shm"``, the process group uses shared memory.
 
     Example:
         >>> import lightning
         >>> from ddpx.integrations.lightning import ReducerDDPStrategy
-        >>> strategy = ReducerDDPStrategy(backend="shm", find_unused_parameters=True)
+        >>> strategy = ReducerDDPStrategy(process_group_backend="shm", find_unused_parameters=True)
         >>> trainer = lightning.Trainer(strategy=strategy, accelerator="cpu", devices=2)
         >>> trainer = lightning.Trainer(strategy="ddpx", accelerator="cpu", devices=2)
         >>> type(trainer.strategy).__name__
@@ -62,17 +62,17 @@ class ReducerDDPFabricStrategy(_WrapOptionsOfStrategy, FabricDDPStrategy):
     ``strategy="ddpx"`` selects this class without options.
 
     Args:
-        backend: The backend of the process group, for example ``"shm"``. Default: the choice of
-            Lightning.
+        arguments: Positional arguments of ``DDPStrategy``.
         timeline: A folder for a timeline of the training. Default: no timeline.
         timeline_steps: The number of recorded steps. Default: as ``max_steps`` of
             :func:`ddpx.record`.
-        options: Further arguments of ``DDPStrategy``, which include arguments of DDP.
+        options: Keyword arguments of ``DDPStrategy``, which include arguments of DDP. With
+            ``process_group_backend="shm"``, the process group uses shared memory.
 
     Example:
         >>> import lightning
         >>> from ddpx.integrations.lightning import ReducerDDPFabricStrategy
-        >>> strategy = ReducerDDPFabricStrategy(backend="shm")
+        >>> strategy = ReducerDDPFabricStrategy(process_group_backend="shm")
         >>> fabric = lightning.Fabric(strategy=strategy, accelerator="cpu", devices=2)
         >>> fabric = lightning.Fabric(strategy="ddpx", accelerator="cpu", devices=2)
         >>> type(fabric.strategy).__name__

@@ -22,7 +22,9 @@ def train(strategy: object) -> nn.Module:
     return model._forward_module
 
 
-ours = train(ReducerDDPFabricStrategy(backend="shm", timeline=sys.argv[1], timeline_steps=2))
+ours = train(
+    ReducerDDPFabricStrategy(process_group_backend="shm", timeline=sys.argv[1], timeline_steps=2)
+)
 theirs = train("ddp")
 compare(ours, theirs)
 compare(train("ddpx"), theirs)

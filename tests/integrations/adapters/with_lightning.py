@@ -46,7 +46,11 @@ def train(strategy: object) -> nn.Module:
     return wrapped[0]
 
 
-ours = train(ReducerDDPStrategy(backend="shm", timeline=sys.argv[1], timeline_steps=2))
+devices = [torch.device("cpu")]
+assert ReducerDDPStrategy(None, devices).parallel_devices == devices  # Lightning's order
+ours = train(
+    ReducerDDPStrategy(process_group_backend="shm", timeline=sys.argv[1], timeline_steps=2)
+)
 theirs = train("ddp")
 compare(ours, theirs)
 compare(train("ddpx"), theirs)
