@@ -11,6 +11,7 @@ from typing import Any
 
 import late_device
 import torch
+import torch.distributed as dist
 from device_ranks import controls
 from nccl_classes import make_group
 from torch import nn
@@ -136,6 +137,9 @@ class _Large(nn.Module):
 
 def _measure(wrap: Callable[[nn.Module], nn.Module], dtype: torch.dtype, num_large: int) -> Cost:
     gc.collect()  # modules of earlier measurements hold memory
+    torch.accelerator.synchronize()
+    # The backend then drops the tensors of earlier collectives that nothing waited for.
+    dist.all_reduce(torch.zeros(1, device="late"))
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH) for _ in range(NUM_PARAMS // 2)]
     for number in range(num_large):
