@@ -15,7 +15,7 @@ import torch.distributed as dist
 from device_ranks import keep_busy
 from fault_ranks import stop_for
 from nccl_classes import make_group
-from no_threads import start_no_more_threads
+from refused_calls import start_no_more_threads
 from stream_cases import batch, layers
 
 import ddpx

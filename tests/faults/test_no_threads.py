@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from fault_ranks import crash, let_meet, mark, run_ranks, text_of
 from mistakes import Outcome
-from no_threads import start_no_more_threads
+from refused_calls import start_no_more_threads
 from torch import nn
 
 import ddpx
