@@ -11,8 +11,10 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "../health/times.h"
@@ -44,9 +46,18 @@ struct Entry {
   std::weak_ptr<Transport> transport;
 };
 
+// A new group may have the address of an earlier group. The store and the name tell most of them
+// apart. A weak pointer would keep the memory of the group, as above.
+using GroupKey = std::tuple<const ProcessGroup*, const c10d::Store*, std::string>;
+
+GroupKey key_of(const ProcessGroup& group) {
+  return {&group, group.getStore().get(), group.getGroupName()};
+}
+
 struct Registry {
   std::mutex mutex;
   std::map<const ProcessGroup*, Entry> groups;
+  std::set<GroupKey> unmonitored;  // groups whose monitors could not be created
 };
 
 // Never destroyed, since the watchdog's thread may outlive static objects.
@@ -206,6 +217,9 @@ std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<ProcessGrou
       return monitor;
     }
   }
+  if (registry().unmonitored.count(key_of(*group)) > 0) {
+    return nullptr;
+  }
   try {
     const auto transport = std::make_shared<Transport>();
     auto monitor = health::Watchdog::instance().watch(
@@ -216,6 +230,7 @@ std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<ProcessGrou
     }
     return monitor;
   } catch (const std::exception& cause) {
+    registry().unmonitored.insert(key_of(*group));
     TORCH_WARN(
         "ddpx cannot monitor the health of the ranks in this process group. Only the backend will "
         "report failures of these ranks. Cause: ",

@@ -12,7 +12,8 @@
 namespace ddpx {
 
 // The first call for a group creates its monitor. Null if the group has one rank or no store, or
-// with DDPX_HEALTH=0. Does not wait for other ranks. Thread-safe.
+// with DDPX_HEALTH=0. If the first call fails, it warns, and all calls for the group return null.
+// Does not wait for other ranks. Thread-safe.
 std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
 // From now on, an abort of the group by its monitor also aborts `backend`, which makes calls in

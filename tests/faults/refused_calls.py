@@ -9,6 +9,7 @@ import struct
 
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _CLONE = {"x86_64": (56, 435), "aarch64": (220, 435)}  # clone, clone3
+_MEMFD_CREATE = {"x86_64": (319,), "aarch64": (279,)}
 _PIDFD_OPEN = {"x86_64": (434,), "aarch64": (434,)}
 
 _NO_NEW_PRIVILEGES = 38
@@ -57,6 +58,11 @@ def start_no_more_threads() -> None:
     A limit of the system (RLIMIT_NPROC) would not hold for root.
     """
     _refuse(_CLONE[platform.machine()], errno.EAGAIN)
+
+
+def create_no_more_memory_files() -> None:
+    """From now on, memory files fail with EMFILE, as at the limit of open files."""
+    _refuse(_MEMFD_CREATE[platform.machine()], errno.EMFILE)
 
 
 def open_no_more_pidfds() -> None:

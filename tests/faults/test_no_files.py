@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import tempfile
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from fault_ranks import let_meet, run_ranks
-from refused_calls import open_no_more_pidfds
+from refused_calls import create_no_more_memory_files, open_no_more_pidfds
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -19,6 +20,7 @@ from ddpx import ReducerDDP
 pytestmark = pytest.mark.timeout(60)
 # The failure detector looks for ended processes five times a second.
 WAIT_S = 0.5
+WARNING = b"ddpx cannot monitor"
 
 
 def _use_up_files() -> list[int]:
@@ -40,17 +42,19 @@ def _wait(grad: torch.Tensor) -> None:
 def _train_at_the_limit(has_pidfds: bool) -> float:
     if not has_pidfds:
         open_no_more_pidfds()
-    model = ReducerDDP(nn.Linear(32, 32))
+    module = nn.Linear(32, 32)
+    model = ReducerDDP(module)
     model(torch.ones(2, 32)).sum().backward()
     let_meet(model)
-    model.module.weight.register_hook(_wait)
+    module.weight.register_hook(_wait)
     opened = _use_up_files() if dist.get_rank() == 0 else []
     for _ in range(2):
         model.zero_grad()
         model(torch.ones(2, 32)).sum().backward()
     for file in opened:
         os.close(file)
-    return model.module.bias.grad.sum().item()
+    assert module.bias.grad is not None
+    return module.bias.grad.sum().item()
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
@@ -58,3 +62,20 @@ def _train_at_the_limit(has_pidfds: bool) -> float:
 def test_the_other_ranks_live(has_pidfds: bool, transport: str) -> None:
     endings = run_ranks(2, _train_at_the_limit, has_pidfds, backend=transport)
     assert [ending.value for ending in endings] == [64.0, 64.0], endings
+
+
+def _count_warnings() -> int:
+    """Trains without a status page of rank 0. Returns the number of warnings."""
+    with tempfile.TemporaryFile() as stderr:
+        os.dup2(stderr.fileno(), 2)
+        if dist.get_rank() == 0:
+            create_no_more_memory_files()
+        model = ReducerDDP(nn.Linear(32, 32))
+        model(torch.ones(2, 32)).sum().backward()
+        stderr.seek(0)
+        return stderr.read().count(WARNING)
+
+
+def test_a_group_without_a_monitor_has_one_warning() -> None:
+    endings = run_ranks(2, _count_warnings, environment={"DDPX_TRANSPORT": "group"})
+    assert [ending.value for ending in endings] == [1, 0], endings
