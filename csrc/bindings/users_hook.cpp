@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "../errors.h"
 #include "python_calls.h"
@@ -53,8 +54,15 @@ class PythonHookError final : public HookError {
   py::error_already_set error_;
 };
 
-// Turns errors of the hook into HookError. A RuntimeError may come from the collective calls of the
-// hook.
+// A RuntimeError may come from the collective calls of the hook. Needs the GIL.
+[[noreturn]] void throw_hook_error(const py::error_already_set& error) {
+  if (error.type().ptr() == PyExc_RuntimeError) {
+    throw HookError(error.what(), /*may_be_of_call=*/true);
+  }
+  throw PythonHookError(error);
+}
+
+// Turns errors of the hook into HookError.
 class UsersHook final : public c10d::PythonCommHook {
  public:
   using PythonCommHook::PythonCommHook;
@@ -64,11 +72,20 @@ class UsersHook final : public c10d::PythonCommHook {
       return PythonCommHook::runHook(bucket);
     } catch (const py::error_already_set& error) {
       const py::gil_scoped_acquire gil;
-      if (error.type().ptr() == PyExc_RuntimeError) {
-        throw HookError(error.what(), /*may_be_of_call=*/true);
-      }
-      throw PythonHookError(error);
+      throw_hook_error(error);
     }
+  }
+
+  at::Tensor parseHookResult(const c10::IValue& result) override {
+    if (result.isPyObject()) {
+      const py::gil_scoped_acquire gil;
+      const auto value = torch::jit::toPyObject(result);
+      if (PyExceptionInstance_Check(value.ptr())) {  // the script has called set_exception()
+        PyErr_SetObject(PyExceptionInstance_Class(value.ptr()), value.ptr());
+        throw_hook_error(py::error_already_set());
+      }
+    }
+    return PythonCommHook::parseHookResult(result);
   }
 };
 

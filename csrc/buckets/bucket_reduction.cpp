@@ -5,8 +5,10 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
+#include <stdexcept>
 #include <utility>
 
+#include "../comm/comm_hook.h"
 #include "../errors.h"
 #include "bucket.h"
 #include "device_stream.h"
@@ -40,7 +42,14 @@ void Bucket::wait(Collective& collective) {
   if (!flight) {
     throw InternalError("waiting for a bucket that was not launched");
   }
-  if (flight->future) {
+  if (flight->hook != nullptr) {
+    try {
+      collective.wait(*flight->future);
+    } catch (const std::runtime_error& error) {
+      throw_if_of_callback(error);
+      throw;
+    }
+  } else if (flight->future) {
     collective.wait(*flight->future);
   } else {
     collective.wait(*flight->work, device_);

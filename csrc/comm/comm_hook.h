@@ -15,7 +15,7 @@ namespace ddpx {
 // without the mutex of the reducer and without the GIL.
 using CommHook = c10d::CommHookInterface;
 
-// An error that the user's hook raised.
+// An error that the user's hook, or a callback of the hook's future, raised.
 class HookError : public std::runtime_error {
  public:
   HookError(const std::string& what, bool may_be_of_call)
@@ -32,6 +32,9 @@ class HookError : public std::runtime_error {
  private:
   bool may_be_of_call_;
 };
+
+// Throws a HookError if a Python callback of a hook's future has raised `error`.
+void throw_if_of_callback(const std::runtime_error& error);
 
 // The tensor in the value of a future: a tensor, or the first one of a list, also of a Python
 // object. Undefined if there is none.

@@ -10,6 +10,13 @@
 #include "../comm/different_calls.h"
 
 namespace ddpx {
+namespace {
+
+constexpr auto* kDoNotUse = "\nDo not use the gradients of this step.";
+constexpr auto* kReadOtherRanks =
+    " Another rank may have died or raised an error: read the output of the other ranks first.";
+
+}  // namespace
 
 ReducerContext::ReducerContext(
     Params wrapped_params, ReducerOptions wrapped_options, std::shared_ptr<Collective> group)
@@ -112,8 +119,9 @@ void ReducerContext::publish_bucket_names() {
 
 std::string ReducerContext::describe_bucket(std::size_t bucket_index) const {
   const auto names = params.names_of(buckets.plan().buckets()[bucket_index].param_indices);
-  return "the all-reduce of bucket " + std::to_string(bucket_index) + " (" + join_names(names) +
-         ")";
+  const std::string call =
+      settings.comm_hook_is_registered ? "the communication hook" : "the all-reduce";
+  return call + " of bucket " + std::to_string(bucket_index) + " (" + join_names(names) + ")";
 }
 
 // ---- gradients ----------------------------------------------------------------------------------
@@ -154,11 +162,7 @@ errors::Where ReducerContext::where() const {
 // names those ranks instead.
 void ReducerContext::explain(const errors::Where& where, const std::string& what) const {
   const auto failed = [&](const char* cause) {
-    return errors::at(
-        where,
-        what + " failed: " + cause +
-            "\nDo not use the gradients of this step. Another rank may have died or raised an "
-            "error: read the output of the other ranks first.");
+    return errors::at(where, what + " failed: " + cause + kDoNotUse + kReadOtherRanks);
   };
   try {
     throw;
@@ -174,8 +178,9 @@ void ReducerContext::explain(const errors::Where& where, const std::string& what
     if (cause.may_be_of_call() || guard.failed()) {
       guard.explain_error(cause.what());
     }
-    cause.raise_own(errors::at(where, what + " failed").what());
-    throw failed(cause.what());
+    cause.raise_own(errors::at(where, what + " raised this error").what());
+    const auto* remedy = cause.may_be_of_call() ? kReadOtherRanks : "";
+    throw errors::at(where, what + " raised: " + cause.what() + kDoNotUse + remedy);
   } catch (const c10::DistBackendError& cause) {
     guard.explain_error(cause.what_without_backtrace());
     // Rethrown as this type, because scripts catch it.

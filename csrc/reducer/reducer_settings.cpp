@@ -31,6 +31,7 @@ void Reducer::install_comm_hook(
   const auto before = context_.options.precision;
   context_.options.precision = precision.value_or(before);
   context_.settings.comm_hook = std::move(hook);
+  context_.settings.comm_hook_is_registered = !precision;
   try {
     if (!keeps_buckets) {
       context_.replace_buckets(context_.buckets.plan());

@@ -13,9 +13,9 @@
 
 namespace ddpx {
 
-// `comm_hook`, `check_finite` and `manual_finalization` change between steps only. `divisor` and
-// `sparse_rows` may change at any time: a step reads them when it begins. The context owns the
-// settings, under its mutex.
+// `comm_hook`, `comm_hook_is_registered`, `check_finite` and `manual_finalization` change between
+// steps only. `divisor` and `sparse_rows` may change at any time: a step reads them when it begins.
+// The context owns the settings, under its mutex.
 struct ReducerSettings {
   // UserError unless 1 or more.
   void set_divisor(std::optional<int> new_divisor);
@@ -25,7 +25,8 @@ struct ReducerSettings {
   void set_sparse_rows(const Params& params, std::size_t param_index, const at::Tensor& rows);
 
   std::shared_ptr<CommHook> comm_hook;
-  std::optional<int> divisor;                     // the world size, if nullopt
+  bool comm_hook_is_registered = false;  // by the script; otherwise it is of mixed precision
+  std::optional<int> divisor;            // the world size, if nullopt
   std::map<std::size_t, at::Tensor> sparse_rows;  // by param index
   bool check_finite = false;
   bool manual_finalization = false;  // finalize_backward() ends a step, not the end of backward

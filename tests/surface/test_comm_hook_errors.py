@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -220,6 +221,72 @@ def test_the_error_of_a_hook_keeps_its_type(ranks, cls, error):
 @pytest.mark.parametrize("error", ERRORS[:2], ids=lambda error: type(error).__name__)
 def test_the_error_of_a_hook_keeps_its_type_in_finalize_backward(ranks, error):
     ranks(2).run(_check_error_stays, ReducerDDP, error, True)
+
+
+def _check_callback(error: Exception, times: int, own: bool) -> None:
+    """A callback of the future raises. The text says so, and the error comes at once."""
+    model = ReducerDDP(Mlp())
+
+    def raises(future: torch.futures.Future[Any]) -> None:
+        raise error
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        future: torch.futures.Future[Any] = work.get_future().then(raises)
+        for _ in range(times - 1):  # reads the future that has failed
+            future = future.then(lambda failed: failed.value()[0])
+        return future
+
+    model.register_comm_hook(None, hook)
+    seconds = []
+    for _ in range(3):
+        start = time.monotonic()
+        with pytest.raises(RuntimeError) as caught:
+            mlp_step(model)
+        seconds.append(time.monotonic() - start)
+        text = str(caught.value)
+        assert "] the communication hook of bucket 0 ('" in text and "'first.weight'" in text, text
+        assert ") raised: Got the following error when running the callback: " in text, text
+        assert f"{type(error).__name__}: " in text, text
+        assert "Do not use the gradients of this step." in text, text
+        assert ("Another rank may have died" in text) is not own, text
+        dist.barrier()
+    # A search for lost ranks takes 0.8 s.
+    assert not own or min(seconds) < 0.5, seconds
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    ("error", "own"),
+    [(KeyError("mine"), True), (RuntimeError("mine"), False), (_OfUser("mine"), False)],
+    ids=["KeyError", "RuntimeError", "subclass"],
+)
+def test_error_of_a_callback_is_named(ranks, error, own, times):
+    """Only a RuntimeError may be the error of a collective call, because a rank is lost."""
+    ranks(2).run(_check_callback, error, times, own)
+
+
+def _check_error_set_in_the_future() -> None:
+    model = ReducerDDP(Mlp())
+    error = KeyError("mine")
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_exception(error)
+        return future
+
+    model.register_comm_hook(None, hook)
+    with pytest.raises(KeyError) as caught:
+        mlp_step(model)
+    assert caught.value is error
+    notes = "".join(getattr(error, "__notes__", []))
+    assert "the communication hook of bucket 0 ('first.weight', " in notes, notes
+    dist.barrier()
+
+
+def test_error_that_is_set_in_the_future_stays(ranks):
+    ranks(2).run(_check_error_set_in_the_future)
 
 
 def _check_error_without_notes() -> None:
