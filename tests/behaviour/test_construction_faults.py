@@ -99,7 +99,10 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ReducerDDP(nn.Sequential(*_net(), nn.Linear(4, 4, device="meta"))),
         "same type of devices",
     ),
-    "another device": (lambda: ReducerDDP(_net(device="meta")[:1]), "meta"),
+    "meta device": (
+        lambda: ReducerDDP(_net(device="meta")[:1]),
+        "2 parameters: 0.weight, 0.bias, on the meta device",
+    ),
     "SyncBatchNorm": (_with_sync_batch_norm, "SyncBatchNorm layers"),
     "sparse parameter": (_with_sparse_param, "0.weight"),
     "compressed parameter": (_with_compressed_param, "0.weight"),
@@ -159,10 +162,21 @@ def _check_on_all_ranks(name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["nothing to train", "lazy buffer", "flag", "SyncBatchNorm"])
+@pytest.mark.parametrize(
+    "name", ["nothing to train", "lazy buffer", "flag", "SyncBatchNorm", "meta device"]
+)
 def test_a_fault_of_all_ranks_names_no_rank(ranks, name):
     (text,) = set(ranks(2).run(_check_on_all_ranks, name))
     assert "rank" not in text
+
+
+def _check_meta_without_comparison() -> None:
+    with pytest.raises(ValueError, match=r"0\.weight.*on the meta device.*to_empty\(\)"):
+        ReducerDDP(_net(device="meta")[:1], init_sync=False)
+
+
+def test_a_module_on_meta_is_refused_without_comparison(ranks):
+    ranks(2).run(_check_meta_without_comparison)
 
 
 def _check_without_comparison() -> None:

@@ -26,6 +26,7 @@ def check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -
     Raises:
         RuntimeError: No parameter requires a gradient. Or parameters are uninitialized, or are the
             results of operations.
+        ValueError: Parameters are on the meta device.
     """
     if not managed:
         raise errors.nothing_to_train()
@@ -35,6 +36,13 @@ def check_trainable(module: nn.Module, managed: Sequence[params.ManagedParam]) -
             "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
             "Run a dummy forward pass to correctly initialize the modules. This module has "
             f"{errors.count_names(lazy, 'uninitialized (lazy) parameter')}."
+        )
+    meta = [p.name for p in managed if p.tensor.device.type == "meta"]
+    if meta:
+        raise ValueError(
+            f"the module trains {errors.count_names(meta, 'parameter')}, on the meta device, where "
+            "tensors have no values. Materialize the module with to_empty(), initialize it, then "
+            "wrap it."
         )
     other = [p.name for p in managed if p.tensor.is_nested or p.tensor.layout != torch.strided]
     if other:
