@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,13 @@ def _check_logging_data(options: dict[str, Any]) -> None:
             not_here.add("prev_iteration_grad_ready_order_indices")
         assert set(other) - set(mine) <= not_here
     final = ours[-1]
+    now = time.time_ns()
+    for data in (final, theirs[-1]):
+        moments = [
+            value for key, value in data.items() if "_time_start" in key or "_time_end" in key
+        ]
+        assert len(moments) == 5
+        assert all(now - 600e9 < moment <= now for moment in moments), (moments, now)
     assert final["forward_compute_time"] > 0
     assert final["backward_compute_time"] >= final["backward_compute_comm_overlap_time"] >= 0
     assert final["backward_comm_time"] > 0

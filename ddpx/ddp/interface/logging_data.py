@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -39,8 +40,9 @@ _OF_LOGGER = {
 def logging_data(wrapper: GradientInterface) -> dict[str, str | int]:
     """Returns arguments, buckets and the times of the last sampled step of a wrapper.
 
-    Sizes are in bytes, and times in nanoseconds. On a device, times are the times of calls on the
-    host. DDP reports the times of kernels.
+    Sizes are in bytes, and times in nanoseconds. Moments such as ``backward_comm_time_start`` count
+    from 1970, and are 0 where nothing was measured. On a device, times are the times of calls on
+    the host. DDP reports the times of kernels.
     """
     data = {**_construction(wrapper), **_environment(wrapper), **_buckets(wrapper)}
     if wrapper._ddpx.comm_hook.name is not None:
@@ -126,7 +128,9 @@ def _times(wrapper: GradientInterface) -> dict[str, str | int]:
         data[f"{prefix}backward_compute_time"] = times.backward
         data[f"{prefix}backward_comm_time"] = times.comm
         data[f"{prefix}backward_compute_comm_overlap_time"] = times.overlap
-    return data | dict(zip(_MOMENTS, report.moments, strict=True))
+    since_1970 = time.time_ns() - time.monotonic_ns()
+    moments = [moment + since_1970 if moment else 0 for moment in report.moments]
+    return data | dict(zip(_MOMENTS, moments, strict=True))
 
 
 def _join(values: object) -> str:
