@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "../comm/comm_hook.h"
@@ -15,6 +16,12 @@
 #include "sparse_rows.h"
 
 namespace ddpx {
+namespace {
+
+// torch keeps only the text of an error in a Python callback of a future. The text begins so.
+constexpr std::string_view kOfCallback = "Got the following error when running the callback: ";
+
+}  // namespace
 
 void Bucket::prepare_launch() {
   wait_for_streams();
@@ -46,7 +53,9 @@ void Bucket::wait(Collective& collective) {
     try {
       collective.wait(*flight->future);
     } catch (const std::runtime_error& error) {
-      throw_if_of_callback(error);
+      if (std::string_view(error.what()).starts_with(kOfCallback)) {
+        throw HookError(error.what(), /*may_be_of_call=*/true);
+      }
       throw;
     }
   } else if (flight->future) {

@@ -33,9 +33,6 @@ class HookError : public std::runtime_error {
   bool may_be_of_call_;
 };
 
-// Throws a HookError if a Python callback of a hook's future has raised `error`.
-void throw_if_of_callback(const std::runtime_error& error);
-
 // The tensor in the value of a future: a tensor, or the first one of a list, also of a Python
 // object. Undefined if there is none.
 inline at::Tensor tensor_in(const c10::IValue& value) {

@@ -12,9 +12,7 @@
 namespace ddpx {
 namespace {
 
-constexpr auto* kDoNotUse = "\nDo not use the gradients of this step.";
-constexpr auto* kReadOtherRanks =
-    " Another rank may have died or raised an error: read the output of the other ranks first.";
+constexpr auto* kDoNotUse = "\nDo not use the gradients of this step. ";
 
 }  // namespace
 
@@ -162,7 +160,11 @@ errors::Where ReducerContext::where() const {
 // names those ranks instead.
 void ReducerContext::explain(const errors::Where& where, const std::string& what) const {
   const auto failed = [&](const char* cause) {
-    return errors::at(where, what + " failed: " + cause + kDoNotUse + kReadOtherRanks);
+    return errors::at(
+        where,
+        what + " failed: " + cause + kDoNotUse +
+            "Another rank may have died or raised an error: read the output of the other ranks "
+            "first.");
   };
   try {
     throw;
@@ -179,8 +181,11 @@ void ReducerContext::explain(const errors::Where& where, const std::string& what
       guard.explain_error(cause.what());
     }
     cause.raise_own(errors::at(where, what + " raised this error").what());
-    const auto* remedy = cause.may_be_of_call() ? kReadOtherRanks : "";
-    throw errors::at(where, what + " raised: " + cause.what() + kDoNotUse + remedy);
+    throw errors::at(
+        where,
+        what + " raised: " + cause.what() + kDoNotUse +
+            "If a collective call of the hook failed, another rank may have died or raised an "
+            "error: read the output of the other ranks.");
   } catch (const c10::DistBackendError& cause) {
     guard.explain_error(cause.what_without_backtrace());
     // Rethrown as this type, because scripts catch it.

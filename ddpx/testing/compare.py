@@ -29,9 +29,10 @@ class Trace:
         steps: The tensors of each step, by kind and name. None for a missing gradient.
 
     Example:
+        >>> from ddpx.testing import record_training
         >>> def step(model, number):
         ...     model(torch.randn(8, 4)).sum().backward()
-        >>> trace = ddpx.testing.record_training(lambda: module, ddpx.ReducerDDP, step, num_steps=1)
+        >>> trace = record_training(lambda: module, ddpx.ReducerDDP, step, num_steps=1)
         >>> sorted(trace.steps[0])[:2]
         ['gradient of module.bias', 'gradient of module.weight']
     """
@@ -48,7 +49,8 @@ class Comparison:
         differences: A sentence for each tensor that differs in a bit, or in its strides.
 
     Example:
-        >>> ddpx.testing.Comparison(2, ("step 0: parameter weight differs",)).identical
+        >>> from ddpx.testing import Comparison
+        >>> Comparison(2, ("step 0: parameter weight differs",)).identical
         False
     """
 
@@ -67,7 +69,8 @@ class Comparison:
             AssertionError: The text lists all differences.
 
         Example:
-            >>> comparison = ddpx.testing.Comparison(2, ("step 0: parameter weight differs",))
+            >>> from ddpx.testing import Comparison
+            >>> comparison = Comparison(2, ("step 0: parameter weight differs",))
             >>> comparison.raise_if_different()
             Traceback (most recent call last):
                 ...
@@ -114,9 +117,10 @@ def record_training(
         A :class:`Trace`, with one entry for each step.
 
     Example:
+        >>> from ddpx.testing import record_training
         >>> def step(model, number):
         ...     model(torch.randn(8, 4)).sum().backward()
-        >>> trace = ddpx.testing.record_training(lambda: module, ddpx.ReducerDDP, step)
+        >>> trace = record_training(lambda: module, ddpx.ReducerDDP, step)
         >>> len(trace.steps)
         5
     """
@@ -163,9 +167,10 @@ def compare_traces(expected: Trace, actual: Trace) -> Comparison:
         A :class:`Comparison`.
 
     Example:
-        >>> left = ddpx.testing.Trace(({"weight": torch.tensor([0.0])},))
-        >>> right = ddpx.testing.Trace(({"weight": torch.tensor([-0.0])},))
-        >>> ddpx.testing.compare_traces(left, right).differences
+        >>> from ddpx.testing import Trace, compare_traces
+        >>> left = Trace(({"weight": torch.tensor([0.0])},))
+        >>> right = Trace(({"weight": torch.tensor([-0.0])},))
+        >>> compare_traces(left, right).differences
         ('step 0: weight differs in 1 of 1 element, largest difference 0',)
     """
     verdict = compare([_events(expected)], [_events(actual)])
@@ -216,9 +221,10 @@ def compare_with_ddp(
         A :class:`Comparison`.
 
     Example:
+        >>> from ddpx.testing import compare_with_ddp
         >>> def step(model, number):
         ...     model(torch.randn(8, 16)).square().mean().backward()
-        >>> ddpx.testing.compare_with_ddp(lambda: nn.Linear(16, 4), step).raise_if_different()
+        >>> compare_with_ddp(lambda: nn.Linear(16, 4), step).raise_if_different()
     """
     traces = [
         record_training(

@@ -45,10 +45,11 @@ class RankFailed(RuntimeError):
     After a crash, such as a segmentation fault, the text has the Python stacks of all threads.
 
     Example:
+        >>> from ddpx.testing import RankFailed, RankPool
         >>> try:
-        ...     with ddpx.testing.RankPool(1) as pool:
+        ...     with RankPool(1) as pool:
         ...         pool.run(int, "two")
-        ... except ddpx.testing.RankFailed as error:
+        ... except RankFailed as error:
         ...     print(str(error).splitlines()[0])
         int failed on 1 of 1 rank
     """
@@ -77,7 +78,8 @@ class RankPool:
         ValueError: ``world_size`` is less than 1.
 
     Example:
-        >>> with ddpx.testing.RankPool(2) as pool:
+        >>> from ddpx.testing import RankPool
+        >>> with RankPool(2) as pool:
         ...     pool.run(dist.get_rank)
         [0, 1]
     """
@@ -124,7 +126,8 @@ class RankPool:
             RankFailed: A rank raised, died or did not return in time.
 
         Example:
-            >>> with ddpx.testing.RankPool(2) as pool:
+            >>> from ddpx.testing import RankPool
+            >>> with RankPool(2) as pool:
             ...     pool.run(int, "101", base=2, timeout=30)
             [5, 5]
         """
@@ -138,7 +141,8 @@ class RankPool:
         """Ends the processes.
 
         Example:
-            >>> pool = ddpx.testing.RankPool(1)
+            >>> from ddpx.testing import RankPool
+            >>> pool = RankPool(1)
             >>> pool.run(dist.get_world_size)
             [1]
             >>> pool.close()

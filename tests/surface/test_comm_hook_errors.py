@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -223,8 +222,8 @@ def test_the_error_of_a_hook_keeps_its_type_in_finalize_backward(ranks, error):
     ranks(2).run(_check_error_stays, ReducerDDP, error, True)
 
 
-def _check_callback(error: Exception, times: int, own: bool) -> None:
-    """A callback of the future raises. The text says so, and the error comes at once."""
+def _check_callback(error: Exception, times: int) -> None:
+    """A callback of the future raises. The text names the hook."""
     model = ReducerDDP(Mlp())
 
     def raises(future: torch.futures.Future[Any]) -> None:
@@ -239,32 +238,24 @@ def _check_callback(error: Exception, times: int, own: bool) -> None:
         return future
 
     model.register_comm_hook(None, hook)
-    seconds = []
     for _ in range(3):
-        start = time.monotonic()
         with pytest.raises(RuntimeError) as caught:
             mlp_step(model)
-        seconds.append(time.monotonic() - start)
         text = str(caught.value)
         assert "] the communication hook of bucket 0 ('" in text and "'first.weight'" in text, text
         assert ") raised: Got the following error when running the callback: " in text, text
         assert f"{type(error).__name__}: " in text, text
         assert "Do not use the gradients of this step." in text, text
-        assert ("Another rank may have died" in text) is not own, text
+        assert "If a collective call of the hook failed, another rank may have died" in text, text
         dist.barrier()
-    # A search for lost ranks takes 0.8 s.
-    assert not own or min(seconds) < 0.5, seconds
 
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize(
-    ("error", "own"),
-    [(KeyError("mine"), True), (RuntimeError("mine"), False), (_OfUser("mine"), False)],
-    ids=["KeyError", "RuntimeError", "subclass"],
+    "error", [KeyError("mine"), RuntimeError("mine")], ids=lambda error: type(error).__name__
 )
-def test_error_of_a_callback_is_named(ranks, error, own, times):
-    """Only a RuntimeError may be the error of a collective call, because a rank is lost."""
-    ranks(2).run(_check_callback, error, times, own)
+def test_error_of_a_callback_names_the_hook(ranks, error, times):
+    ranks(2).run(_check_callback, error, times)
 
 
 def _check_error_set_in_the_future() -> None:
