@@ -3,10 +3,11 @@
 README.md gets a summary between its marks.
 
     python benchmarks/run.py [--quick] [--only NAME]...
+    python benchmarks/run.py --only NAME --output runs/bench
     python benchmarks/run.py --torch 2.15.0 [--only NAME]...
 
 The page is made from the JSON files of all parts, so one part can be measured alone. With a
-version, everything runs with that torch in a new virtual environment. The JSON files lie in a
+folder, no tracked file changes. With a version, everything runs with that torch in a new virtual environment. The JSON files lie in a
 folder of that torch, and the page shows its figures beside the others.
 """
 
@@ -67,7 +68,7 @@ PARTS: tuple[Part, ...] = (
 
 
 def _record(part: Part, plan: Plan, command: str, folder: Path) -> None:
-    """Measures a part and writes its JSON file."""
+    """Measures a part, writes its JSON file, and prints its results and the goals it misses."""
     record: Results = {"command": command, **machine.now(), **machine.describe()}
     start = time.monotonic()
     record["results"] = part.measure(plan)
@@ -78,7 +79,10 @@ def _record(part: Part, plan: Plan, command: str, folder: Path) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{part.NAME}.json").write_text(json.dumps(_rounded(record), indent=1) + "\n")
-    print(f"{part.NAME}: {record['minutes']} min", flush=True)
+    print(f"{part.NAME}: {record['minutes']} min\n\n{part.section(record['results'])}", flush=True)
+    for goal in part.goals(record["results"]):
+        if not goal.met:
+            print(f"{goal.what}: {goal.found}, goal {goal.demand}", flush=True)
 
 
 def _rounded(value: object) -> object:
@@ -188,9 +192,6 @@ def _write_page(output: Path) -> None:
     if readme.exists() and step_time.NAME in records:
         tables.splice(readme, _summary(records))
     print(f"wrote {docs / 'benchmarks.md'}")
-    for goal in _goals(records):
-        if not goal.met:
-            print(f"{goal.what}: {goal.found}, goal {goal.demand}")
 
 
 def main() -> None:
