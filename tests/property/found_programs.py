@@ -80,6 +80,10 @@ FOUND: dict[str, Program] = {
         actions=(Step(usage="bypass"),),
         layers=(Layer(gradient="none"),),
     ),
+    "left out in a backward that bypasses the wrapper": Program(
+        actions=(Step(usage="bypass", left_out=((3,), (3,))), Step(), Step()),
+        layers=(Layer(), Layer(), Layer(), Layer(optional=True)),
+    ),
     "failure in the first backward of a static graph": Program(
         actions=(Fail(), Step()),
         layers=(Layer(kind="no bias"), Layer(kind="no bias", checkpoint="reentrant", tied=True)),

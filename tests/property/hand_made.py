@@ -24,7 +24,8 @@ class HandMade(SlowDDP):
         module: The module, with the same values on all ranks.
         syncs_buffers: Whether forwards broadcast buffers.
         mode: A key of ``programs.MODES``. In default mode, an undefined gradient counts as zeros.
-            In other modes, it counts as no gradient.
+            In other modes, it counts as no gradient. Until its first forward, a wrapper in default
+            mode looks for unused params.
         mixed: The dtype in which forward and backward run. None: the dtypes of the params.
     """
 
@@ -37,6 +38,7 @@ class HandMade(SlowDDP):
     ) -> None:
         super().__init__(module)
         self.mode = mode
+        self.has_run = False  # whether a forward has recorded a graph
         self.syncs_buffers = syncs_buffers
         self.mixed = mixed
         self.factor = 1.0  # of a communication hook
@@ -50,7 +52,7 @@ class HandMade(SlowDDP):
         node = torch.autograd.graph.get_gradient_edge(param).node
 
         def hook(_: Any, grads: tuple[torch.Tensor | None, ...]) -> None:
-            if self.mode == "default" or grads[0] is not None:
+            if self.needs_all_params() or grads[0] is not None:
                 self.reached.add(name)
             self.parts[name] += 1
 
@@ -61,6 +63,7 @@ class HandMade(SlowDDP):
         if self.syncs_buffers and self.last_forward_was_synchronized:
             for buffer in self.module.buffers():
                 dist.broadcast(buffer, 0)
+        self.has_run = self.has_run or torch.is_grad_enabled()
         output = self._run(inputs, kwargs)
         self.last_forward_was_synchronized = (
             torch.is_grad_enabled() and self.require_backward_grad_sync
@@ -75,8 +78,13 @@ class HandMade(SlowDDP):
         values = [cast(value) if isinstance(value, torch.Tensor) else value for value in inputs]
         return torch.func.functional_call(self.module, params, tuple(values), kwargs)
 
+    def needs_all_params(self) -> bool:
+        return self.mode == "default" and self.has_run
+
     def missing(self) -> list[str]:
-        """The params that the last backward could have reached, but did not."""
+        """The params that the last backward should have reached, but did not."""
+        if not self.needs_all_params():
+            return []
         return [n for n, p in self.managed.items() if p.requires_grad and not self.parts[n]]
 
     def forget(self) -> None:
@@ -85,7 +93,7 @@ class HandMade(SlowDDP):
 
     def average(self) -> None:
         numbers = [_as_numbers(param) for param in self.managed.values()]
-        finds_unused = self.mode in ("unused", "skip")
+        finds_unused = self.mode != "static" and not self.needs_all_params()
         users = torch.tensor([float(name in self.reached) for name in self.managed])
         trainable = torch.tensor(
             [

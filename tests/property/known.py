@@ -13,10 +13,6 @@ from programs import Program, features
 # Faults that are known and not yet mended, each with its reason. The search draws no program with
 # such a set of features. ``found_programs.py`` has a program for each entry, which must fail.
 KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
-    "a backward that bypasses the wrapper, in which no rank has a gradient of a parameter, leaves "
-    "None in param.grad; after a forward of the wrapper there are zeros": (
-        ("usage bypass", "gradient none"),
-    ),
     "the error about a parameter that one rank froze may come a step later, and the judge does not "
     "expect that post-sync hooks miss a step": (
         ("mode default", "freeze on one rank", "post-sync hook"),

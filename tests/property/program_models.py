@@ -120,8 +120,7 @@ class Average(Model):
         self.wrapper.parts.clear()
         loss.backward(**kwargs)
         if averages:
-            is_default = self.program.mode == "default"
-            self.errors.append(self.wrapper.missing() if is_default else [])
+            self.errors.append(self.wrapper.missing())
             self.wrapper.average()
             if self.hooked is self.wrapper and not self.errors[-1]:
                 self.post_sync_calls += 1
