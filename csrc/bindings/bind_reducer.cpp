@@ -10,6 +10,8 @@
 #include "../buckets/grad_values.h"
 #include "../comm/builtin_hooks.h"
 #include "../health_c10d/group_monitor.h"
+#include "../reducer/capture_checks.h"
+#include "../reducer/configure.h"
 #include "../reducer/reducer.h"
 #include "bindings.h"
 #include "no_gil_on_release.h"
@@ -41,6 +43,11 @@ void bind_report(py::module_& module) {
       .def_readonly("times", &StepReport::times)
       .def_readonly("mean", &StepReport::mean)
       .def_readonly("moments", &StepReport::moments);
+}
+
+template <auto Method>
+auto read(const Reducer& reducer) {
+  return (reducer.state().*Method)();
 }
 
 }  // namespace
@@ -152,7 +159,13 @@ void bind_reducer(py::module_& module) {
           py::arg("options"),
           py::arg("frozen_params") = std::vector<ReducerParam>())
       .def("prepare_forward", &Reducer::prepare_forward, py::arg("captured") = false, NoGil())
-      .def("check_join_capture", &Reducer::check_join_capture, py::arg("captured"), NoGil())
+      .def(
+          "check_join_capture",
+          [](Reducer& reducer, bool captured) {
+            reducer.change([&](const auto& context) { refuse_join_capture(context, captured); });
+          },
+          py::arg("captured"),
+          NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def("use_buckets", &Reducer::use_buckets, py::arg("buckets"), NoGil())
       .def(
@@ -183,10 +196,10 @@ void bind_reducer(py::module_& module) {
       .def_property_readonly("yielded", py::cpp_function(&Reducer::yielded, NoGil()))
       .def("reset", &Reducer::reset, NoGil())
       .def("set_static_graph", &Reducer::set_static_graph, NoGil())
-      .def("set_divisor", &Reducer::set_divisor, py::arg("divisor"), NoGil())
+      .def("set_divisor", &set_divisor, py::arg("divisor"), NoGil())
       .def("announce_joined_step", &Reducer::announce_joined_step, py::arg("averages"), NoGil())
       .def("leave_join", &Reducer::leave_join)
-      .def("set_sample_rate", &Reducer::set_sample_rate, py::arg("sample_rate"), NoGil())
+      .def("set_sample_rate", &set_sample_rate, py::arg("sample_rate"), NoGil())
       .def(
           "set_collective",
           [](Reducer& reducer,
@@ -207,7 +220,7 @@ void bind_reducer(py::module_& module) {
           [](Reducer& reducer, py::object state, py::object hook) {
             auto comm_hook = make_users_hook(std::move(state), std::move(hook));
             const py::gil_scoped_release no_gil;
-            reducer.set_comm_hook(std::move(comm_hook));
+            set_comm_hook(reducer, std::move(comm_hook));
           },
           py::arg("state"),
           py::arg("hook"))
@@ -216,7 +229,7 @@ void bind_reducer(py::module_& module) {
           [](Reducer& reducer,
              c10d::BuiltinCommHookType type,
              c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
-            reducer.set_comm_hook(make_builtin_hook(type, std::move(process_group)));
+            set_comm_hook(reducer, make_builtin_hook(type, std::move(process_group)));
           },
           py::arg("type"),
           py::arg("process_group").none(false),
@@ -227,7 +240,8 @@ void bind_reducer(py::module_& module) {
              std::optional<at::ScalarType> compute_dtype,
              at::ScalarType reduce_dtype,
              c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
-            reducer.set_mixed_precision(
+            set_mixed_precision(
+                reducer,
                 Precision{compute_dtype, reduce_dtype},
                 make_reduced_precision_hook(reduce_dtype, std::move(process_group)));
           },
@@ -235,12 +249,7 @@ void bind_reducer(py::module_& module) {
           py::arg("reduce_dtype"),
           py::arg("process_group").none(false),
           NoGil())
-      .def(
-          "set_sparse_rows",
-          &Reducer::set_sparse_rows,
-          py::arg("param_index"),
-          py::arg("rows"),
-          NoGil())
+      .def("set_sparse_rows", &set_sparse_rows, py::arg("param_index"), py::arg("rows"), NoGil())
       .def(
           "set_manual_finalization",
           &Reducer::set_manual_finalization,
@@ -249,12 +258,11 @@ void bind_reducer(py::module_& module) {
       .def("finalize_backward", &Reducer::finalize_backward, NoGil())
       .def_property_readonly(
           "should_finalize_after_backward",
-          py::cpp_function(&Reducer::should_finalize_after_backward, NoGil()))
-      .def("set_check_finite", &Reducer::set_check_finite, py::arg("enabled"), NoGil())
-      .def("add_recording", &Reducer::add_recording, py::arg("recording").none(false), NoGil())
-      .def(
-          "remove_recording", &Reducer::remove_recording, py::arg("recording").none(false), NoGil())
-      .def("number_as_constructed", &Reducer::number_as_constructed, NoGil())
+          py::cpp_function(read<&ReducerState::should_finalize_after_backward>, NoGil()))
+      .def("set_check_finite", &set_check_finite, py::arg("enabled"), NoGil())
+      .def("add_recording", &add_recording, py::arg("recording").none(false), NoGil())
+      .def("remove_recording", &remove_recording, py::arg("recording").none(false), NoGil())
+      .def("number_as_constructed", &number_as_constructed, NoGil())
       .def(
           "set_after_sync",
           [](Reducer& reducer, std::optional<py::function> callback) {
@@ -264,22 +272,24 @@ void bind_reducer(py::module_& module) {
             reducer.set_after_sync(std::move(after_sync));
           },
           py::arg("callback"))
-      .def_property_readonly("arrival_order", py::cpp_function(&Reducer::arrival_order, NoGil()))
+      .def_property_readonly(
+          "arrival_order", py::cpp_function(read<&ReducerState::arrival_order>, NoGil()))
       .def_property_readonly("used_by_ranks", py::cpp_function(&Reducer::used_by_ranks, NoGil()))
-      .def_property_readonly("last_error", py::cpp_function(&Reducer::last_error, NoGil()))
-      .def_property_readonly("report", py::cpp_function(&Reducer::report, NoGil()))
-      .def_property_readonly("num_steps", py::cpp_function(&Reducer::num_steps, NoGil()))
-      .def("note_waited", &Reducer::note_waited, NoGil())
       .def_property_readonly(
-          "num_steps_waited", py::cpp_function(&Reducer::num_steps_waited, NoGil()))
+          "last_error", py::cpp_function(read<&ReducerState::last_error>, NoGil()))
+      .def_property_readonly("report", py::cpp_function(read<&ReducerState::report>, NoGil()))
+      .def_property_readonly("num_steps", py::cpp_function(read<&ReducerState::num_steps>, NoGil()))
+      .def("note_waited", &note_waited, NoGil())
       .def_property_readonly(
-          "num_steps_averaged", py::cpp_function(&Reducer::num_steps_averaged, NoGil()))
-      .def_property_readonly("recorded", py::cpp_function(&Reducer::recorded, NoGil()))
+          "num_steps_waited", py::cpp_function(read<&ReducerState::num_steps_waited>, NoGil()))
+      .def_property_readonly(
+          "num_steps_averaged", py::cpp_function(read<&ReducerState::num_steps_averaged>, NoGil()))
+      .def_property_readonly("recorded", py::cpp_function(read<&ReducerState::recorded>, NoGil()))
       .def_property("sync_enabled", &Reducer::sync_enabled, &Reducer::set_sync_enabled)
       .def_property_readonly(
-          "graph_was_static", py::cpp_function(&Reducer::graph_was_static, NoGil()))
-      .def_property_readonly("phase", py::cpp_function(&Reducer::phase, NoGil()))
-      .def_property_readonly("plan", py::cpp_function(&Reducer::plan, NoGil()));
+          "graph_was_static", py::cpp_function(read<&ReducerState::graph_was_static>, NoGil()))
+      .def_property_readonly("phase", py::cpp_function(read<&ReducerState::phase>, NoGil()))
+      .def_property_readonly("plan", py::cpp_function(read<&ReducerState::plan>, NoGil()));
 }
 
 }  // namespace ddpx::bindings

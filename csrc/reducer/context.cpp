@@ -156,6 +156,11 @@ errors::Where ReducerContext::where() const {
   return {collective->rank(), progress.num_steps, begins ? Phase::kCollecting : phase};
 }
 
+void ReducerContext::raise(const UserError& raised) {
+  progress.last_error = raised.what();
+  throw UserError(raised);
+}
+
 // To be called in a catch block. Throws an InternalError as it is. If ranks are gone, the error
 // names those ranks instead.
 void ReducerContext::explain(const errors::Where& where, const std::string& what) const {

@@ -15,6 +15,7 @@
 #include "../comm/collective.h"
 #include "../health/calls/step_guard.h"
 #include "../observe/step_observer.h"
+#include "../readiness/awaited_steps.h"
 #include "../readiness/script_grads.h"
 #include "../readiness/step_history.h"
 #include "exclusive_mutex.h"
@@ -54,6 +55,8 @@ struct Progress {
   Phase phase = Phase::kIdle;
   bool captured = false;  // the last forward, or the running step, is captured into a graph
   int64_t num_steps = 0;  // synchronized steps that ended, on this rank or for its peers
+  AwaitedSteps awaited;
+  std::string last_error;  // empty if no step and no setting has failed
 };
 
 // What a step works with. The reducer owns the context; its mutex guards all other members.
@@ -93,6 +96,11 @@ struct ReducerContext {
   errors::Where where() const;
   UserError error(const std::string& text) const {
     return errors::at(where(), text);
+  }
+  // Remembers the error for logging data, and throws it.
+  [[noreturn]] void raise(const UserError& raised);
+  [[noreturn]] void raise(const std::string& text) {
+    raise(error(text));
   }
   std::string describe_bucket(std::size_t bucket_index) const;
 

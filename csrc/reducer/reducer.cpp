@@ -4,6 +4,8 @@
 
 #include "../autograd/running_task.h"
 #include "../buckets/device_stream.h"
+#include "capture_checks.h"
+#include "step_checks.h"
 
 namespace ddpx {
 
@@ -62,11 +64,6 @@ void Reducer::publish_to(std::shared_ptr<health::Monitor> monitor) {
   emit(StepEvent::kIdle);
 }
 
-void Reducer::raise(const UserError& error) {
-  last_error_ = error.what();
-  throw UserError(error);
-}
-
 void Reducer::check_idle(const char* call) {
   check_not_pending(call);
   recover_if_failed();
@@ -115,21 +112,21 @@ bool Reducer::prepare_forward(bool captured) {
   context_.progress.captured = captured || is_capturing(context_.params.device());
   context_.observer.set_captured(context_.progress.captured);
   if (context_.progress.captured) {
-    refuse_capture();
+    refuse_capture(context_, sync_enabled_);
   }
   context_.observer.peers().note_thread();
-  awaited_.begin_forward(context_.progress.num_steps);
+  context_.progress.awaited.begin_forward(context_.progress.num_steps);
   settle("a forward");
   if (context_.progress.phase == Phase::kCollecting ||
       context_.progress.phase == Phase::kFinalized) {
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
   }
-  check_peers();
-  check_params();
+  check_peers(context_);
+  check_params(context_, weak_from_this());
   const auto diverged = context_.script_grads.taken.pop_changed(context_.params.leaves());
   if (!diverged.empty()) {
     const auto count = diverged.size();
-    raise(
+    context_.raise(
         errors::count_params(count) +
         " changed in place after torch.autograd.grad() had returned " +
         errors::by_number(count, "the local gradient", "local gradients") + " of this rank (" +
@@ -143,13 +140,13 @@ bool Reducer::prepare_forward(bool captured) {
   const auto never_came = forward_.never_came();
   forward_.restart();
   if (!never_came.empty()) {
-    raise(
+    context_.raise(
         errors::params_without_gradient(
             context_.where(), context_.params.names_of(never_came), never_came));
   }
   const bool weighs = context_.options.average == Average::kWeights;
   if (weighs && !context_.weights.is_set() && !running_task::in_backward()) {
-    raise(
+    context_.raise(
         errors::weight_missing(
             context_.where(), context_.options.module_name, /*in_backward=*/false));
   }
@@ -182,47 +179,82 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_
   }
 }
 
-// Before a forward or a step.
-void Reducer::check_peers() {
-  const auto& guard = context_.guard;
-  if (!guard.failed() && !guard.has_lease()) {
-    guard.check();
+// ---- between steps
+// -------------------------------------------------------------------------------
+
+void Reducer::prepare_for_backward() {
+  const auto lock = lock_after_abort();
+  check_outside_backward("prepare_for_backward()");
+  check_not_pending("prepare_for_backward()");
+  if (joined_step_ == JoinedStep::kLocal || joined_step_ == JoinedStep::kUnannounced) {
+    throw context_.error(
+        "prepare_for_backward() was called in a join() context, without a forward outside "
+        "no_sync() before it. Ranks without inputs learn at forward whether a step averages "
+        "gradients. Run the last forward of the step outside no_sync().");
+  }
+  backward_sync_.prepare();
+  context_.params.add_pre_hooks(weak_from_this());
+}
+
+void Reducer::set_static_graph() {
+  const auto lock = lock_between_steps();
+  if (context_.options.mode == GraphMode::kStatic) {
     return;
   }
-  // Waits for the end of an abort, or for the lease.
-  const ExclusiveMutex::Occupation occupation(context_.mutex);
-  const ExclusiveMutex::Unlocked unlocked(context_.mutex);
-  guard.check();
-  guard.await_lease();
+  check_idle("_set_static_graph()");
+  check_outside_backward("_set_static_graph()");
+  if (!context_.history.arrivals.learning()) {
+    context_.raise(
+        "_set_static_graph() should be called before training loop starts. The first synchronized "
+        "backward of this wrapper has ended already. Pass static_graph=True when wrapping.");
+  }
+  context_.start_over(GraphMode::kStatic, context_.collective, context_.progress.num_steps);
+  forward_.restart();
 }
 
-// A param that was cast has lost its hook, and a param that was unfrozen never had a hook: the
-// gradients of both would stay local silently.
-void Reducer::check_params() {
-  const auto changed = context_.params.restore_hooks(weak_from_this());
-  if (!changed.empty()) {
-    raise(
-        errors::count_params(changed.size()) + " changed dtype, device or shape after wrapping: " +
-        join_names(context_.params.names_of(changed)) +
-        ". Cast and move the module before wrapping, or wrap the module again: model = "
-        "ReducerDDP(model.module, ...).");
+void Reducer::set_collective(
+    std::shared_ptr<Collective> collective,
+    std::optional<int64_t> num_steps,
+    std::shared_ptr<health::Monitor> monitor) {
+  std::shared_ptr<Collective> before;  // destroyed without the mutex: a group joins its threads
+  const auto lock = lock_after_abort();
+  check_outside_backward("_update_process_group()");
+  if (context_.progress.phase != Phase::kFailed) {
+    check_idle("_update_process_group()");
   }
-  const auto unfrozen = context_.params.unfrozen();
-  if (!unfrozen.empty()) {
-    const auto count = unfrozen.size();
-    raise(
-        errors::count_params(count) +
-        " did not require a gradient when the module was wrapped, and now " +
-        errors::by_number(count, "does: ", "do: ") + join_names(unfrozen) +
-        errors::by_number(count, ". Its gradient would", ". Their gradients would") +
-        " not be averaged. Wrap the module again after unfreezing: model = "
-        "ReducerDDP(model.module, ...).");
-  }
+  before = context_.collective;
+  context_.start_over(
+      context_.options.mode,
+      std::move(collective),
+      num_steps.value_or(context_.progress.num_steps));
+  forward_.restart();
+  context_.progress.awaited.move_to(context_.progress.num_steps);
+  publish_to(std::move(monitor));
+  recover_if_failed();
 }
 
-void Reducer::note_waited() {
+void Reducer::remove_hooks() {
+  const auto lock = lock_after_abort();
+  check_not_pending("_remove_autograd_hooks()");
+  recover_if_failed();
+  if (context_.progress.phase != Phase::kIdle || in_backward()) {
+    throw context_.error(
+        "hooks cannot be removed while a backward runs. Remove the hooks between steps.");
+  }
+  context_.params.remove_hooks();
+  forward_.restart();  // no later gradient is seen
+}
+
+void Reducer::set_after_sync(std::function<void()> after_sync) {
   const auto lock = context_.mutex.lock();
-  awaited_.note_waited(context_.progress.num_steps);
+  after_sync_.swap(after_sync);  // the old function is destroyed without the lock
+}
+
+std::vector<std::string> Reducer::missing_params() {
+  const auto lock = context_.mutex.try_lock();
+  return lock && context_.progress.phase == Phase::kCollecting && step_
+             ? context_.params.names_of(step_->missing())
+             : std::vector<std::string>();
 }
 
 }  // namespace ddpx

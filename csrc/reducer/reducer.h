@@ -10,16 +10,15 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "../autograd/backward_scope.h"
 #include "../autograd/backward_sync.h"
 #include "../autograd/dist_grads.h"
 #include "../autograd/output_watch.h"
-#include "../readiness/awaited_steps.h"
 #include "../readiness/forward_grads.h"
 #include "context.h"
+#include "reducer_state.h"
 #include "revocable.h"
 #include "step.h"
 
@@ -34,11 +33,11 @@ enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 // ReducerContext holds what outlives steps.
 //
 // The methods of one idea are in one file: reducer_backward.cpp, reducer_unused.cpp,
-// reducer_rebuild.cpp, reducer_capture.cpp, reducer_failure.cpp, reducer_manual.cpp (manual
-// finalization), reducer_average.cpp (averages other than the mean), reducer_owner.cpp (several
-// reducers of the same params), reducer_join.cpp (uneven inputs), reducer_plan.cpp (the search of a
-// plan), and reducer_settings.cpp (settings, observers and state). reducer.cpp has the construction
-// and the forward.
+// reducer_rebuild.cpp, reducer_failure.cpp, reducer_manual.cpp (manual finalization),
+// reducer_average.cpp (averages other than the mean), reducer_owner.cpp (several reducers of the
+// same params), reducer_join.cpp (uneven inputs) and reducer_plan.cpp (the search of a plan).
+// reducer.cpp has the construction, the forward, and what changes between steps. configure.h has
+// settings and observers. ReducerState has what can be read.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
@@ -72,27 +71,11 @@ class Reducer final : public GradListener,
   // cannot detect the capture itself.
   bool prepare_forward(bool captured = false);
 
-  // UserError if the current stream is captured. To be called at the start of each forward in a
-  // join() context, before ranks exchange anything. For `captured`, see prepare_forward().
-  void check_join_capture(bool captured) const;
-
   // Rebuilds the buckets if that is due, as prepare_forward() does.
   bool rebuild_buckets();
 
   // Recording only: marks the start of the module's own forward, after buffer synchronization.
   void begin_forward();
-
-  // ---- the search of a plan, see reducer_plan.cpp ----
-
-  // From the next step on, buckets have these params, by index and in this order, until another
-  // plan is used or the group changes. Every rank passes the same buckets at the same step.
-  // UserError within a backward, but not in `after_sync`. InternalError if BucketPlan refuses the
-  // plan.
-  void use_buckets(std::vector<std::vector<std::size_t>> buckets);
-
-  // The times in ns of all-reduces of this size in the memory of buckets, one after another. A
-  // collective call.
-  std::vector<int64_t> time_all_reduces(int64_t num_bytes, int repeats);
 
   // To be called with the outputs of forward: the reducer then sees where a backward starts.
   // `params_replaced`: other tensors were in the places of all params. A backward that brings no
@@ -139,35 +122,11 @@ class Reducer final : public GradListener,
   // also a hook in a backward after the last bucket was launched.
   void finalize_backward();
 
-  // Whether the next finalize_backward() must come after backward has returned: buckets are
-  // launched at the end of backward, or are about to be rebuilt. False without manual finalization.
-  bool should_finalize_after_backward() const;
-
-  // ---- settings ----
-
-  // Passes every bucket to `hook` instead of the all-reduce. UserError within a backward, and if
-  // there is a hook already.
-  void set_comm_hook(std::shared_ptr<CommHook> hook);
-
-  // Gradients arrive in one dtype and are summed in another by `hook`, which takes the place of a
-  // communication hook. Between backwards `param.grad` has the dtype of the param. UserError as for
-  // set_comm_hook().
-  void set_mixed_precision(Precision precision, std::shared_ptr<CommHook> hook);
-
-  // From the next step on, gradients are divided by this, or by the world size if nullopt.
-  void set_divisor(std::optional<int> divisor);
-
-  // From the next step on, the sparse gradient of this param has entries in these rows only, on
-  // every rank; see Bucket::set_rows(). UserError if the gradient is not expected to be sparse.
-  void set_sparse_rows(std::size_t param_index, const at::Tensor& rows);
+  // ---- between steps ----
 
   // Whether finalize_backward() ends each step, instead of the end of backward. UserError within a
   // backward, and between a synchronized forward and the end of its step.
   void set_manual_finalization(bool required);
-
-  // Whether backward raises, on every rank, if a gradient of any rank is not finite. Costs an
-  // all-reduce of a few bytes per step. All ranks must set the same. UserError within a backward.
-  void set_check_finite(bool enabled);
 
   // From now on the graph is the same in every step. To be called before the first backward.
   // UserError within a backward and later.
@@ -175,18 +134,6 @@ class Reducer final : public GradListener,
 
   // `after_sync` is called after each synchronized backward, on the thread that ends it.
   void set_after_sync(std::function<void()> after_sync);
-
-  // ---- observers ----
-
-  // From now on `recording` gets the events of steps. UserError within a backward.
-  void add_recording(std::shared_ptr<Recording> recording);
-  void remove_recording(const std::shared_ptr<Recording>& recording);
-  void set_sample_rate(int64_t sample_rate);
-
-  // All ranks have just constructed the wrapper together, which gives it its number in the group.
-  void number_as_constructed();
-
-  // ---- between steps ----
 
   // Changes to another group of ranks, with buckets as before the first step. `num_steps` replaces
   // the number of steps that ended, if given. UserError within a backward.
@@ -201,6 +148,18 @@ class Reducer final : public GradListener,
   // Takes all hooks off the params: no later backward is synchronized. UserError within a backward.
   void remove_hooks();
 
+  // ---- the search of a plan, see reducer_plan.cpp ----
+
+  // From the next step on, buckets have these params, by index and in this order, until another
+  // plan is used or the group changes. Every rank passes the same buckets at the same step.
+  // UserError within a backward, but not in `after_sync`. InternalError if BucketPlan refuses the
+  // plan.
+  void use_buckets(std::vector<std::vector<std::size_t>> buckets);
+
+  // The times in ns of all-reduces of this size in the memory of buckets, one after another. A
+  // collective call.
+  std::vector<int64_t> time_all_reduces(int64_t num_bytes, int repeats);
+
   // ---- several reducers of the same params: one averages ----
 
   // From now on `owner` averages the params, until it is destroyed or take_back() is called. All
@@ -212,56 +171,35 @@ class Reducer final : public GradListener,
 
   // Whether another reducer averages the params.
   bool yielded() const {
-    return look([this](const auto&) { return has_yielded(); });
+    const auto lock = context_.mutex.lock();
+    return has_yielded();
   }
 
-  // ---- state ----
+  // ---- the context ----
 
-  Phase phase() const {
-    return look([](const auto& context) { return context.progress.phase; });
-  }
-  BucketPlan plan() const {
-    return look([](const auto& context) { return context.buckets.plan(); });
-  }
-  // The order of arrival by which buckets were rebuilt; empty before the rebuild.
-  std::vector<std::size_t> arrival_order() const {
-    return look([](const auto& context) { return context.history.order.agreed(); });
-  }
-  // Whether every step so far used the same params equally often.
-  bool graph_was_static() const {
-    return look([](const auto& context) { return context.history.arrivals.always_the_same(); });
-  }
-  // Synchronized steps that ended, on this rank or for its peers.
-  int64_t num_steps() const {
-    return look([](const auto& context) { return context.progress.num_steps; });
-  }
-  // The script has waited for the averages of the last step, before it applies them.
-  void note_waited();
-  // See AwaitedSteps::number().
-  std::optional<int64_t> num_steps_waited() const {
-    return look([this](const auto& /*context*/) { return awaited_.number(); });
-  }
-  // The steps among them whose averages are known to be right. On a device, an abort may have ended
-  // the all-reduces of later steps.
-  int64_t num_steps_averaged() const {
-    return look([](const auto& context) {
-      return context.observer.device().num_reduced().value_or(context.progress.num_steps);
-    });
-  }
-  StepReport report() const {
-    return look([](const auto& context) { return context.observer.clock().report(); });
-  }
-  bool recorded() const {
-    return look([](const auto& context) { return context.observer.recorded(); });
-  }
-  // Empty if no step and no setting has failed.
-  std::string last_error() const {
-    return look([this](const auto& /*context*/) { return last_error_; });
+  ReducerState state() const {
+    return ReducerState(context_);
   }
 
-  // Per param, the number of ranks that used it in the last step with an exchange. While another
-  // thread waits for communication at the end of a step: in the last exchange that was waited for.
+  // Per param, the number of ranks that used it in the last step with an exchange, for which it
+  // waits. While another thread waits for communication at the end of a step: in the last exchange
+  // that was waited for.
   std::vector<int32_t> used_by_ranks();
+
+  // Runs `change` on the context, under the mutex. For what a step reads when it begins.
+  template <typename Function>
+  void change(const Function& change) {
+    const auto lock = context_.mutex.lock();
+    change(context_);
+  }
+
+  // The same between steps. UserError within a backward, in which `call` names the caller.
+  template <typename Function>
+  void change_between_steps(const char* call, const Function& change) {
+    const auto lock = lock_between_steps();
+    check_idle(call);
+    change(context_);
+  }
 
  private:
   using Indices = std::vector<std::size_t>;
@@ -281,18 +219,7 @@ class Reducer final : public GradListener,
   // not wait. The watchdog calls it.
   std::vector<std::string> missing_params();
 
-  template <typename Function>
-  std::invoke_result_t<Function, const ReducerContext&> look(const Function& function) const {
-    const auto lock = context_.mutex.lock();
-    return function(context_);
-  }
-
   // All of these need the mutex.
-  // Remembers the error for logging data, and throws it.
-  [[noreturn]] void raise(const UserError& error);
-  [[noreturn]] void raise(const std::string& text) {
-    raise(context_.error(text));
-  }
   void emit(StepEvent event, std::size_t index = 0) {
     context_.emit(event, index);
   }
@@ -329,11 +256,7 @@ class Reducer final : public GradListener,
   void take_grads();
   void check_owner() const;
   void check_joined_step();
-  void check_weights();
   void check_kept_averages();
-  void refuse_capture() const;
-  void check_params();
-  void check_peers();
 
   // The end of a step: params without a gradient.
   Indices missing_at_end() const;
@@ -343,7 +266,6 @@ class Reducer final : public GradListener,
   // Makes new buckets by the plan that `agree` returns, which is the same on all ranks.
   void rebuild(const std::function<BucketPlan()>& agree);
   void publish_to(std::shared_ptr<health::Monitor> monitor);
-  void install_comm_hook(std::shared_ptr<CommHook> hook, const std::optional<Precision>& precision);
 
   // A step that broke off.
   void abandon_step() noexcept;
@@ -362,9 +284,7 @@ class Reducer final : public GradListener,
   BackwardSync backward_sync_;
   OutputWatch outputs_;
   ForwardGrads forward_;
-  AwaitedSteps awaited_;
   DistGrads dist_grads_;
-  std::string last_error_;
   std::function<void()> after_sync_;
   std::optional<std::weak_ptr<Reducer>> owner_;  // the reducer to which this reducer has yielded
 };

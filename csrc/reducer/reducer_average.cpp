@@ -15,26 +15,6 @@ void Reducer::set_weight(const at::Tensor& tensor) {
   context_.weights.set(tensor, context_.params.device());
 }
 
-void Reducer::check_weights() {
-  if (context_.options.average != Average::kWeights) {
-    return;
-  }
-  if (context_.weights.has_lost()) {
-    raise(
-        "a backward in no_sync() has raised an error, and the weights of earlier forwards are "
-        "forgotten, but gradients of these forwards may remain. Clear the gradients "
-        "(optimizer.zero_grad()) and call ddpx.reset(model) after the error.");
-  }
-  if (!context_.weights.counted()) {
-    context_.weights.count();  // set for a forward that bypassed the wrapper
-  }
-  if (!context_.weights.counted()) {
-    raise(
-        errors::weight_missing(
-            context_.where(), context_.options.module_name, /*in_backward=*/true));
-  }
-}
-
 // Before the first gradient of the first backward after a step. The values are read only if nothing
 // is known to have changed them: `param.grad.data.zero_()` does not change the version.
 void Reducer::check_kept_averages() {
@@ -56,7 +36,7 @@ void Reducer::check_kept_averages() {
   if (!kept.empty()) {
     context_.script_grads.kept.record(params.leaves(), kept);  // for another try
     scope_.track(weak_from_this());                            // the backward aborts
-    raise(
+    context_.raise(
         "a backward begins, and " + errors::count_params(kept.size()) + " still " +
         errors::by_number(kept.size(), "has", "have") +
         " the gradient of the last averaged backward: " + join_names(params.names_of(kept)) +

@@ -6,7 +6,9 @@
 
 #include "../autograd/running_task.h"
 #include "../buckets/device_stream.h"
+#include "capture_checks.h"
 #include "reducer.h"
+#include "step_checks.h"
 
 namespace ddpx {
 
@@ -160,15 +162,15 @@ void Reducer::on_grad_to_come(std::size_t param_index) {
 }
 
 void Reducer::begin_step() {
-  check_peers();
+  check_peers(context_);
   check_owner();
   if (is_capturing(context_.params.device())) {
     context_.progress.captured = true;
-    refuse_capture();
+    refuse_capture(context_, sync_enabled_);
   }
-  check_params();
+  check_params(context_, weak_from_this());
   check_joined_step();
-  check_weights();
+  check_weights(context_);
   if (c10::GradMode::is_enabled()) {
     TORCH_WARN_ONCE(
         "backward(create_graph=True) through ReducerDDP: the gradients are averaged over ranks, "
@@ -299,7 +301,7 @@ void Reducer::finish_step() {
   // Raised last, when the reducer can be used again.
   if (error) {
     context_.guard.note_fault(error->what());
-    raise(*error);
+    context_.raise(*error);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include "empty_step.h"
 #include "reducer.h"
+#include "step_checks.h"
 
 namespace ddpx {
 
@@ -30,7 +31,7 @@ void Reducer::shadow_step() {
   const auto lock = lock_after_abort();
   const ExclusiveMutex::Occupation occupation(context_.mutex);
   recover_if_failed();
-  check_peers();
+  check_peers(context_);
   check_idle("join()");
   context_.go_to(Phase::kCollecting);
   context_.history.had_forward = true;  // on the ranks with inputs
@@ -48,7 +49,7 @@ void Reducer::shadow_step() {
   context_.skip_step();
   emit(StepEvent::kIdle);
   if (error) {
-    raise(*error);
+    context_.raise(*error);
   }
 }
 

@@ -27,12 +27,20 @@ UserError buckets_not_ready(
 
 }  // namespace
 
-bool Reducer::should_finalize_after_backward() const {
-  return look([](const ReducerContext& context) {
-    const bool at_end = context.history.arrivals.learning() || context.history.order.wanted() ||
-                        context.history.order.due() || context.options.precision.compute;
-    return context.settings.manual_finalization && at_end;
-  });
+void Reducer::set_manual_finalization(bool required) {
+  const auto lock = lock_between_steps();
+  if (required == context_.settings.manual_finalization) {
+    return;
+  }
+  check_not_pending("a change of require_manual_backward_finalization");
+  recover_if_failed();
+  if (context_.progress.phase != Phase::kIdle || forward_.awaits_backward() || !scope_.empty()) {
+    context_.raise(
+        "require_manual_backward_finalization cannot be changed after forward while a backward "
+        "pass is expected or in progress. Set it before forward or after backward finalization. If "
+        "the last forward has no backward, call model.reset() first.");
+  }
+  context_.settings.manual_finalization = required;
 }
 
 void Reducer::finalize_backward() {

@@ -98,4 +98,20 @@ void Reducer::report_missing(bool output_reached) {
   }
 }
 
+std::vector<int32_t> Reducer::used_by_ranks() {
+  const auto lock = context_.mutex.lock();
+  auto& use = context_.history.use;
+  // A thread that finalizes a step may wait for this one, as for the continuation of a hook's
+  // future. With manual finalization, a backward may launch the map without an occupation.
+  const bool may_be_launched =
+      context_.progress.phase == Phase::kCollecting && context_.settings.manual_finalization;
+  if (!context_.mutex.occupied_by_other() && !may_be_launched) {
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
+    context_.communicate([&] { use.map.wait(); }, errors::used_map_exchange);
+    use.last_sums = use.map.last_sums();
+  }
+  return context_.communicate(
+      [sums = use.last_sums] { return sums.num_ranks_using(); }, errors::used_map_exchange);
+}
+
 }  // namespace ddpx

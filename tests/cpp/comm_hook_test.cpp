@@ -50,7 +50,7 @@ class FakeHook final : public CommHook {
 class ReducerCommHook : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    replica.reducer->set_comm_hook(hook);
+    set_comm_hook(*replica.reducer, hook);
   }
 
   std::shared_ptr<FakeHook> hook = std::make_shared<FakeHook>();
@@ -109,7 +109,7 @@ TEST_P(ReducerCommHook, ItsFuturesMayBeCompletedLaterAndInAnyOrder) {
 
 TEST_P(ReducerCommHook, ItMayLookAtTheReducer) {
   hook->on_run = [&](const FakeHook::Call& call) {
-    EXPECT_EQ(replica.reducer->plan().buckets().size(), 3u);
+    EXPECT_EQ(replica.reducer->state().plan().buckets().size(), 3u);
     call.future->markCompleted(call.buffer);
   };
   replica.step();
@@ -129,7 +129,7 @@ TEST_P(ReducerCommHook, AFailingHookIsReportedWithItsBucket) {
     };
     for (int step = 0; step < 2; ++step) {
       expect_mentions(replica.failing_step(), {"bucket 1", "('w1')", "no more memory"});
-      EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+      EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
     }
     hook->on_run = [](const FakeHook::Call& call) {
       call.future->markCompleted(call.buffer * 2.5);
@@ -144,8 +144,8 @@ TEST(ReducerCommHookFailure, OnTheLastBucketNothingIsSentInTheStead) {
   // Peers would take it for their call of that bucket.
   Replica replica(GraphMode::kFindUnused);
   const auto hook = std::make_shared<FakeHook>();
-  replica.reducer->set_comm_hook(hook);
-  replica.reducer->set_check_finite(true);
+  set_comm_hook(*replica.reducer, hook);
+  set_check_finite(*replica.reducer, true);
   replica.learn();
   hook->on_run = [](const FakeHook::Call& call) {
     if (call.last) {
@@ -159,7 +159,7 @@ TEST(ReducerCommHookFailure, OnTheLastBucketNothingIsSentInTheStead) {
 
 TEST_P(ReducerCommHook, ThereIsOnlyOne) {
   try {
-    replica.reducer->set_comm_hook(std::make_shared<FakeHook>());
+    set_comm_hook(*replica.reducer, std::make_shared<FakeHook>());
     ADD_FAILURE() << "no error";
   } catch (const UserError& error) {
     expect_mentions(error.what(), {"can only be called once"});
@@ -173,7 +173,7 @@ INSTANTIATE_TEST_SUITE_P(Views, ReducerCommHook, testing::Bool(), [](const auto&
 TEST(ReducerCommHookUnused, AHookGetsEachBucketOnce) {
   Replica replica(GraphMode::kFindUnused);
   const auto hook = std::make_shared<FakeHook>();
-  replica.reducer->set_comm_hook(hook);
+  set_comm_hook(*replica.reducer, hook);
   replica.learn({2, 0});
   hook->calls.clear();
   replica.step({2, 1, 0});

@@ -69,7 +69,7 @@ TEST(Recording, HasAStepInOrder) {
   Replica replica;
   replica.learn();
   const auto recorded = recording();
-  replica.reducer->add_recording(recorded);
+  add_recording(*replica.reducer, recorded);
   replica.step();
   const Log forward = {"forward", "forward end"};
   const Log backward = {
@@ -109,11 +109,11 @@ TEST(Recording, HasAStepInOrder) {
 TEST(Recording, EndsWhenItIsRemoved) {
   Replica replica;
   const auto recorded = recording();
-  replica.reducer->add_recording(recorded);
+  add_recording(*replica.reducer, recorded);
   replica.step();
   const auto number = recorded->log().num_added();
   EXPECT_GT(number, 0u);
-  replica.reducer->remove_recording(recorded);
+  remove_recording(*replica.reducer, recorded);
   replica.step();
   EXPECT_EQ(recorded->log().num_added(), number);
 }
@@ -122,7 +122,7 @@ TEST(Recording, TakesAsManyStepsAsAreWanted) {
   Replica replica;
   replica.step();
   const auto recorded = recording(1000, 2);
-  replica.reducer->add_recording(recorded);
+  add_recording(*replica.reducer, recorded);
   for (int i = 0; i < 4; ++i) {
     replica.step();
   }
@@ -138,7 +138,7 @@ TEST(Recording, TakesAsManyStepsAsAreWanted) {
 TEST(Recording, KnowsThePlanOfEachStep) {
   Replica replica(GraphMode::kDefault, kParamABucket);
   const auto recorded = recording();
-  replica.reducer->add_recording(recorded);
+  add_recording(*replica.reducer, recorded);
   replica.step({0, 1, 2});
   replica.step({0, 1, 2});
   ASSERT_EQ(recorded->plans().size(), 2u);
@@ -150,7 +150,7 @@ TEST(Recording, KnowsThePlanOfEachStep) {
 TEST(Recording, PlansMayBeReadWhileTheReducerAddsOne) {
   const Replica replica;
   const auto recorded = recording();
-  const auto plan = replica.reducer->plan();
+  const auto plan = replica.reducer->state().plan();
   constexpr uint32_t kNumPlans = 2000;
   std::thread adder([&] {
     for (uint32_t step = 0; step < kNumPlans; ++step) {
@@ -173,9 +173,9 @@ TEST(Recording, SeveralAtATime) {
   Replica replica;
   const auto first = recording();
   const auto second = recording();
-  replica.reducer->add_recording(first);
+  add_recording(*replica.reducer, first);
   replica.step();
-  replica.reducer->add_recording(second);
+  add_recording(*replica.reducer, second);
   replica.step();
   EXPECT_GT(first->log().num_added(), second->log().num_added());
   EXPECT_GT(second->log().num_added(), 0u);
@@ -185,7 +185,7 @@ TEST(Recording, HasTheEndOfABackwardThatIsNotSynchronised) {
   Replica replica;
   replica.learn();
   const auto recorded = recording();
-  replica.reducer->add_recording(recorded);
+  add_recording(*replica.reducer, recorded);
   replica.reducer->set_sync_enabled(false);
   replica.step();
   EXPECT_EQ(texts_of(*recorded), (Log{"forward", "forward end", "backward", "local end"}));
@@ -202,7 +202,7 @@ TEST(Recording, CannotBeginInAStep) {
   std::string text;
   replica.params[0].register_hook([&](at::Tensor) {
     try {
-      replica.reducer->add_recording(recording());
+      add_recording(*replica.reducer, recording());
     } catch (const UserError& error) {
       text = error.what();
     }
@@ -215,7 +215,7 @@ TEST(Recording, ThePlanForAnotherGroupHoldsFromItsNumberOfSteps) {
   Replica replica;
   replica.learn();
   const auto recording = std::make_shared<Recording>(64, c10::kCPU, 0);
-  replica.reducer->add_recording(recording);
+  add_recording(*replica.reducer, recording);
   replica.reducer->set_collective(replica.collective, 7);
   EXPECT_EQ(recording->plans().back().first_step, 7u);
 }

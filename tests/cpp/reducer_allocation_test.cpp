@@ -38,7 +38,7 @@ void grant_memory(FakeCollective& collective) {
 
 std::vector<Indices> members(const Reducer& reducer) {
   std::vector<Indices> buckets;
-  const auto plan = reducer.plan();
+  const auto plan = reducer.state().plan();
   for (const auto& spec : plan.buckets()) {
     buckets.push_back(spec.param_indices);
   }
@@ -86,7 +86,7 @@ class ReducerAllocation : public testing::TestWithParam<RefusedAllocation> {
     refuse_memory(collective, GetParam().num_before);
     EXPECT_THROW(call(), std::bad_alloc);
     grant_memory(collective);
-    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
     EXPECT_EQ(members(*replica.reducer), before);
     for (std::size_t i = 0; i < grads.size(); ++i) {
       EXPECT_TRUE(replica.params[i].grad().is_same(grads[i]));
@@ -124,10 +124,10 @@ TEST_P(ReducerAllocation, TheGraphIsMadeStaticAtTheSecondTry) {
 TEST_P(ReducerAllocation, TheGroupStays) {
   replica.learn({1, 0, 2});
   const auto other = std::make_shared<FakeCollective>(0, 2);
-  const auto num_steps = replica.reducer->num_steps();
+  const auto num_steps = replica.reducer->state().num_steps();
   expect_refused(*other, [&] { replica.reducer->set_collective(other, 70); });
-  EXPECT_EQ(replica.reducer->num_steps(), num_steps);
-  EXPECT_EQ(replica.reducer->arrival_order(), (Indices{1, 0, 2}));
+  EXPECT_EQ(replica.reducer->state().num_steps(), num_steps);
+  EXPECT_EQ(replica.reducer->state().arrival_order(), (Indices{1, 0, 2}));
   replica.step({1, 0, 2});
   EXPECT_EQ(replica.grads(), (Grads{40., 30., 25.}));
   expect_means();
@@ -144,12 +144,12 @@ TEST_P(ReducerAllocation, TheHookIsNotThere) {
   const auto alone = std::make_shared<FakeCollective>(0, 1);
   const auto hook = std::make_shared<FirstHook>();
   replica.reducer->set_collective(alone);
-  expect_refused(*alone, [&] { replica.reducer->set_comm_hook(hook); });
+  expect_refused(*alone, [&] { set_comm_hook(*replica.reducer, hook); });
   replica.step({1, 0, 2});
   EXPECT_EQ(replica.grads(), (Grads{16., 12., 10.}));
   EXPECT_EQ(hook->num_calls, 0);
 
-  replica.reducer->set_comm_hook(hook);
+  set_comm_hook(*replica.reducer, hook);
   replica.clear_grads();
   replica.step({1, 0, 2});
   EXPECT_EQ(replica.grads(), kLocalGrads);
@@ -158,11 +158,11 @@ TEST_P(ReducerAllocation, TheHookIsNotThere) {
 
 TEST_P(ReducerAllocation, MixedPrecisionIsNotThere) {
   const auto hook = std::make_shared<FirstHook>();
-  expect_refused(*replica.collective, [&] { replica.reducer->set_mixed_precision({}, hook); });
+  expect_refused(*replica.collective, [&] { set_mixed_precision(*replica.reducer, {}, hook); });
   expect_means();
   EXPECT_EQ(hook->num_calls, 0);
 
-  replica.reducer->set_mixed_precision({}, hook);
+  set_mixed_precision(*replica.reducer, {}, hook);
   replica.clear_grads();
   replica.step({1, 0, 2});
   EXPECT_EQ(replica.grads(), kLocalGrads);
@@ -173,10 +173,10 @@ TEST_P(ReducerAllocation, AnotherGroupMendsAStepThatFailed) {
   replica.step({1, 0, 2});
   refuse_memory(*replica.collective, GetParam().num_before, kForever);
   EXPECT_THROW(replica.reducer->prepare_forward(), std::bad_alloc);
-  EXPECT_EQ(replica.reducer->phase(), Phase::kFailed);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kFailed);
   const auto other = std::make_shared<FakeCollective>(0, 2);
   replica.reducer->set_collective(other);
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   replica.clear_grads();
   replica.step({1, 0, 2});
   EXPECT_EQ(replica.grads(), (Grads{18., 12., 9.}));
@@ -189,14 +189,14 @@ TEST_P(ReducerAllocation, ARebuildIsMadeUpForWithoutThePeers) {
     refuse_memory(*other.collective, GetParam().num_before, num_failing);
     EXPECT_THROW(other.reducer->prepare_forward(), std::bad_alloc);
     if (num_failing == kForever) {
-      EXPECT_EQ(other.reducer->phase(), Phase::kFailed);
+      EXPECT_EQ(other.reducer->state().phase(), Phase::kFailed);
       EXPECT_THROW(other.reducer->prepare_forward(), std::bad_alloc);
-      EXPECT_EQ(other.reducer->phase(), Phase::kFailed);
+      EXPECT_EQ(other.reducer->state().phase(), Phase::kFailed);
       EXPECT_EQ(other.grads(), kMeanGrads);
     }
     grant_memory(*other.collective);
     EXPECT_FALSE(other.reducer->prepare_forward()) << "it is not due any more";
-    EXPECT_EQ(other.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(other.reducer->state().phase(), Phase::kIdle);
     EXPECT_EQ(members(*other.reducer), (std::vector<Indices>{{1}, {0}, {2}}));
     EXPECT_EQ(num_events(other.collective->log, "broadcast"), 1u);
     EXPECT_EQ(other.grads(), kMeanGrads);
@@ -249,14 +249,14 @@ TEST_P(ReducerAllocation, EachNextUseTriesAgain) {
       EXPECT_THROW(other.step({1, 0, 2}), UserError);
       other.collective->on_launch = [](std::size_t) {};
       other.collective->clear();
-      EXPECT_EQ(other.reducer->phase(), Phase::kFailed);
+      EXPECT_EQ(other.reducer->state().phase(), Phase::kFailed);
       refuse_memory(*other.collective, GetParam().num_before, kForever);
       EXPECT_THROW(uses[use](other), std::bad_alloc);
-      EXPECT_EQ(other.reducer->phase(), Phase::kFailed);
+      EXPECT_EQ(other.reducer->state().phase(), Phase::kFailed);
       EXPECT_TRUE(other.collective->log.empty() || use >= 4);
       grant_memory(*other.collective);
       EXPECT_NO_THROW(uses[use](other));
-      EXPECT_EQ(other.reducer->phase(), Phase::kIdle);
+      EXPECT_EQ(other.reducer->state().phase(), Phase::kIdle);
       other.reducer->set_sync_enabled(true);
       for (int step = 0; step < 2; ++step) {
         other.clear_grads();

@@ -42,19 +42,19 @@ TEST(ReducerArguments, TheGateIsAParam) {
 TEST(ReducerArguments, RowsAreALineOfInt64OfAParam) {
   const auto reducer = reducer_over(at::ones({4, 2}).set_requires_grad(true), kOptions);
   const auto rows = at::zeros({1}, at::kLong);
-  EXPECT_NO_THROW(reducer->set_sparse_rows(0, rows));
-  EXPECT_THROW(reducer->set_sparse_rows(1, rows), UserError);
-  EXPECT_THROW(reducer->set_sparse_rows(0, at::zeros({1})), UserError);
-  EXPECT_THROW(reducer->set_sparse_rows(0, at::zeros({1, 1}, at::kLong)), UserError);
+  EXPECT_NO_THROW(set_sparse_rows(*reducer, 0, rows));
+  EXPECT_THROW(set_sparse_rows(*reducer, 1, rows), UserError);
+  EXPECT_THROW(set_sparse_rows(*reducer, 0, at::zeros({1})), UserError);
+  EXPECT_THROW(set_sparse_rows(*reducer, 0, at::zeros({1, 1}, at::kLong)), UserError);
   EXPECT_THROW(
-      reducer->set_sparse_rows(0, at::zeros({1}, rows.options().device(at::kMeta))), UserError);
+      set_sparse_rows(*reducer, 0, at::zeros({1}, rows.options().device(at::kMeta))), UserError);
 }
 
 TEST(ReducerArguments, DivisorAndSampleRateArePositive) {
   Replica replica;
-  EXPECT_THROW(replica.reducer->set_divisor(0), UserError);
-  EXPECT_THROW(replica.reducer->set_divisor(-3), UserError);
-  EXPECT_THROW(replica.reducer->set_sample_rate(0), UserError);
+  EXPECT_THROW(set_divisor(*replica.reducer, 0), UserError);
+  EXPECT_THROW(set_divisor(*replica.reducer, -3), UserError);
+  EXPECT_THROW(set_sample_rate(*replica.reducer, 0), UserError);
   for (int step = 0; step < 12; ++step) {  // beyond the ten that are always sampled
     replica.step();
   }
@@ -74,7 +74,7 @@ TEST(ReducerArguments, AnEmptyHookResultIsNamed) {
       return {};
     }
   };
-  replica.reducer->set_comm_hook(std::make_shared<EmptyHook>());
+  set_comm_hook(*replica.reducer, std::make_shared<EmptyHook>());
   EXPECT_THROW(replica.step(), UserError);
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 // The reducer is idle and a fresh step comes out right.
 void expect_reusable(Replica& replica) {
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   for (int step = 0; step < 2; ++step) {
     replica.clear_grads();
     replica.step();
@@ -65,7 +65,7 @@ TEST_P(ReducerFailure, AFailingCollectiveIsReportedWithRankBucketAndParams) {
 TEST_P(ReducerFailure, AStepThatCannotBeginWhereBackwardEnds) {
   // The loss reaches no param, so that the step begins when backward ends. The frozen param's
   // bucket leaves first.
-  const std::size_t first = replica.reducer->plan().buckets().front().param_indices.front();
+  const std::size_t first = replica.reducer->state().plan().buckets().front().param_indices.front();
   replica.params[first].set_requires_grad(false);
   const auto input = at::ones({}, at::kDouble).set_requires_grad(true);
   replica.reducer->prepare_forward();
@@ -75,7 +75,7 @@ TEST_P(ReducerFailure, AStepThatCannotBeginWhereBackwardEnds) {
     throw std::runtime_error("communicator was aborted");
   };
   EXPECT_THROW(output.backward(), UserError);
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   replica.collective->on_launch = [](std::size_t) {};
   replica.params[first].set_requires_grad(true);
   replica.collective->clear();
@@ -83,7 +83,7 @@ TEST_P(ReducerFailure, AStepThatCannotBeginWhereBackwardEnds) {
 }
 
 TEST_P(ReducerFailure, NothingIsWaitedForWhereAGraphTaskIsDestroyed) {
-  replica.reducer->set_check_finite(true);
+  set_check_finite(*replica.reducer, true);
   auto input = at::ones({}, at::kDouble).set_requires_grad(true);
   // Raises when every gradient has arrived: peers finish the step.
   const auto key = input.register_hook(
@@ -97,7 +97,7 @@ TEST_P(ReducerFailure, NothingIsWaitedForWhereAGraphTaskIsDestroyed) {
     }
   }
   input.remove_hook(key);
-  replica.reducer->set_check_finite(false);
+  set_check_finite(*replica.reducer, false);
   expect_reusable(replica);
 }
 
@@ -105,7 +105,7 @@ TEST_P(ReducerFailure, OtherThreadsMayLookWhileItWaits) {
   const auto succeed = replica.collective->on_wait;
   int num_looks = 0;
   replica.collective->on_wait = [&](std::size_t index) {
-    auto look = std::async(std::launch::async, [&] { return replica.reducer->phase(); });
+    auto look = std::async(std::launch::async, [&] { return replica.reducer->state().phase(); });
     ASSERT_EQ(look.wait_for(std::chrono::seconds(10)), std::future_status::ready);
     EXPECT_EQ(look.get(), Phase::kFinalizing);
     ++num_looks;
@@ -219,11 +219,11 @@ TEST(ReducerRebuildFailure, LeavesTheOldPlanAndIsTriedAgain) {
     throw std::runtime_error("connection reset by peer");
   };
   EXPECT_THROW(replica.reducer->prepare_forward(), UserError);
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
-  EXPECT_EQ(replica.reducer->plan().buckets().size(), 1u);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().plan().buckets().size(), 1u);
   replica.collective->on_broadcast = [](const at::Tensor&) {};
   expect_reusable(replica);
-  EXPECT_EQ(replica.reducer->plan().buckets().size(), 3u);
+  EXPECT_EQ(replica.reducer->state().plan().buckets().size(), 3u);
 }
 
 TEST(ReducerMissing, DefaultModeNamesTheParamOnceEveryBucketIsReduced) {
@@ -282,7 +282,7 @@ TEST(ReducerMismatch, ASparseGradientThatWasNotExpectedIsReportedAtTheEnd) {
       expect_mentions(
           error.what(), {"rank 2", "'embedding.weight'", "a sparse", "a dense", "[4, 2]"});
     }
-    EXPECT_EQ(reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(reducer->state().phase(), Phase::kIdle);
     ASSERT_EQ(collective->all_reduces().size(), 2u);
     EXPECT_TRUE(collective->all_reduces()[1].tensor.equal(at::full({8}, 3., at::kDouble)))
         << "zeros from this rank, ones from 3 peers";
@@ -301,7 +301,7 @@ TEST(ReducerStaticFailure, ALaunchThatFailsAsTheStepBegins) {
   replica.step({1, 0});
   replica.collective->on_launch = [](std::size_t) { throw std::runtime_error("aborted"); };
   EXPECT_THROW(bypass(), UserError);
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   replica.collective->on_launch = [](std::size_t) {};
   EXPECT_NO_THROW(bypass());
 }

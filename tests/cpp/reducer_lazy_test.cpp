@@ -106,7 +106,7 @@ TEST_P(ReducerLazy, MemoryThatIsRefusedWithinAStepBreaksThatStepOnly) {
       }
     };
     EXPECT_THROW(replica.step(), std::bad_alloc);
-    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
     replica.collective->on_allocate = [] {};
     expect_no_memory();
     replica.clear_grads();

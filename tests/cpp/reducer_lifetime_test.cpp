@@ -42,7 +42,7 @@ TEST(ReducerLifetime, RemovedHooksAreGoneWhileItLives) {
   }
   replica.params[0].sum().backward();
   EXPECT_TRUE(replica.collective->all_reduces().empty());
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
 }
 
 TEST(ReducerLifetime, OthersHooksOnTheSameParamStay) {
@@ -92,7 +92,7 @@ TEST(ReducerLifetime, HooksCannotBeRemovedInsideABackward) {
   Replica replica;
   replica.params[1].register_hook([&](at::Tensor) { replica.reducer->remove_hooks(); });
   expect_mentions(replica.failing_step({2, 1, 0}), {"cannot be removed while a backward runs"});
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
 }
 
 // Python objects that a reducer owns need the GIL when they are destroyed. The watchdog must not

@@ -49,7 +49,7 @@ TEST_P(ReducerManual, BackwardLaunchesEverythingAndWaitsForNothing) {
   for (int step = 0; step < 3; ++step) {
     replica.clear_grads();
     replica.step();
-    EXPECT_EQ(replica.reducer->phase(), Phase::kReady);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kReady);
     const auto num_launches = replica.collective->all_reduces().size();
     const bool with_map =
         GetParam() == GraphMode::kFindUnused || (GetParam() == GraphMode::kStatic && step == 0);
@@ -57,20 +57,20 @@ TEST_P(ReducerManual, BackwardLaunchesEverythingAndWaitsForNothing) {
     EXPECT_EQ(replica.grads(), kLocalGrads);
     replica.reducer->finalize_backward();
     EXPECT_EQ(replica.collective->all_reduces().size(), num_launches) << "a call after backward";
-    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
     EXPECT_EQ(replica.grads(), kMeanGrads);
-    EXPECT_EQ(replica.reducer->num_steps(), step + 1);
+    EXPECT_EQ(replica.reducer->state().num_steps(), step + 1);
     replica.reducer->prepare_forward();
     replica.forget_calls();
   }
 }
 
 TEST_P(ReducerManual, ShouldFinalizeAfterBackwardUntilTheRebuild) {
-  EXPECT_TRUE(replica.reducer->should_finalize_after_backward());
+  EXPECT_TRUE(replica.reducer->state().should_finalize_after_backward());
   learn();
-  EXPECT_FALSE(replica.reducer->should_finalize_after_backward());
+  EXPECT_FALSE(replica.reducer->state().should_finalize_after_backward());
   replica.reducer->set_manual_finalization(false);
-  EXPECT_FALSE(replica.reducer->should_finalize_after_backward());
+  EXPECT_FALSE(replica.reducer->state().should_finalize_after_backward());
 }
 
 TEST_P(ReducerManual, AHookMayFinalizeBehindTheLastGradient) {
@@ -80,7 +80,7 @@ TEST_P(ReducerManual, AHookMayFinalizeBehindTheLastGradient) {
   replica.reducer->set_after_sync([&] { ++num_calls; });
   input.register_hook([&](at::Tensor) {
     replica.reducer->finalize_backward();
-    EXPECT_EQ(replica.reducer->phase(), Phase::kFinalized);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kFinalized);
     EXPECT_EQ(replica.grads(), kMeanGrads);
     expect_mentions(
         error_of([&] { replica.reducer->finalize_backward(); }), {"was already called", "rank 0"});
@@ -96,7 +96,7 @@ TEST_P(ReducerManual, AHookMayFinalizeBehindTheLastGradient) {
     }
     replica.reducer->watch_outputs({product});
     product.backward();
-    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
     EXPECT_EQ(replica.grads(), kMeanGrads);
     EXPECT_EQ(num_calls, static_cast<std::size_t>(step) + 1);
   }
@@ -112,7 +112,7 @@ TEST_P(ReducerManual, BeforeTheLastGradientNothingHappens) {
       [&](at::Tensor) { error = error_of([&] { replica.reducer->finalize_backward(); }); });
   replica.step({2, 1, 0});
   expect_mentions(error, {"before all DDP buckets were ready", "'w0'", "phase backward", "step "});
-  EXPECT_EQ(replica.reducer->phase(), Phase::kReady);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kReady);
   replica.reducer->finalize_backward();
   EXPECT_EQ(replica.grads(), kMeanGrads);
   replica.params[2].remove_hook(key);
@@ -134,12 +134,12 @@ TEST_P(ReducerManual, APendingStepRefusesOtherStepsByName) {
   replica.step();
   const auto expect_pending = [&](const std::function<void()>& call) {
     expect_mentions(error_of(call), {"finalize_backward()", "rank 0", "reset()"});
-    EXPECT_EQ(replica.reducer->phase(), Phase::kReady);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kReady);
   };
   expect_pending([&] { replica.reducer->prepare_forward(); });
   expect_pending([&] { replica.reducer->rebuild_buckets(); });
   expect_pending([&] { replica.reducer->prepare_for_backward(); });
-  expect_pending([&] { replica.reducer->set_check_finite(true); });
+  expect_pending([&] { set_check_finite(*replica.reducer, true); });
   expect_pending([&] { replica.reducer->set_manual_finalization(false); });
   expect_pending([&] { replica.reducer->remove_hooks(); });
   expect_pending([&] { replica.reducer->shadow_step(); });
@@ -175,11 +175,11 @@ TEST_P(ReducerManual, TheModeChangesOnlyBetweenSteps) {
 
 TEST_P(ReducerManual, AResetDropsThePendingStep) {
   learn();
-  const auto before = replica.reducer->num_steps();
+  const auto before = replica.reducer->state().num_steps();
   replica.step();
   replica.reducer->reset();
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
-  EXPECT_EQ(replica.reducer->num_steps(), before + 1) << "peers finish the step";
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().num_steps(), before + 1) << "peers finish the step";
   replica.forget_calls();
   replica.clear_grads();
   replica.step();
@@ -193,7 +193,7 @@ TEST_P(ReducerManual, AnAbortedBackwardIsNotPending) {
       [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
   EXPECT_THROW(replica.step({2, 1, 0}), std::domain_error);
   replica.params[0].remove_hook(key);
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   expect_mentions(
       error_of([&] { replica.reducer->finalize_backward(); }),
       {"no gradient reduction requires finalization"});
@@ -213,7 +213,7 @@ TEST_P(ReducerManual, AFailedWaitEndsTheStep) {
   };
   expect_mentions(
       error_of([&] { replica.reducer->finalize_backward(); }), {"connection reset by peer"});
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   replica.collective->on_wait = succeed;
   replica.forget_calls();
   replica.clear_grads();
@@ -237,7 +237,7 @@ TEST(ReducerManualMode, MissingGradientsAreReportedByFinalize) {
   replica.step({2, 1});
   expect_mentions(
       error_of([&] { replica.reducer->finalize_backward(); }), {"'w0'", "find_unused_parameters"});
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   EXPECT_TRUE(replica.params[0].grad().defined()) << "all other gradients were averaged";
 }
 

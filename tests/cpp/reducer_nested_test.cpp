@@ -145,7 +145,7 @@ TEST_F(ReducerNested, MorePartsThanEverAreAnErrorAtTheEnd) {
     EXPECT_EQ(std::count(log.begin(), log.end(), "wait 2"), 1);
     EXPECT_EQ(replica.grads()[1], 20.);
     EXPECT_EQ(replica.grads()[2], 15.);
-    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   }
 }
 
@@ -164,7 +164,7 @@ TEST_F(ReducerNested, TheRestMayComeFromAnOuterBackwardThatIsNotWatched) {
   nest({1, 2});
   step_bypassing_the_wrapper(local_loss(0));
   EXPECT_EQ(replica.grads(), kMeanGrads);
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
 }
 
 TEST_F(ReducerNested, WhatAnOuterBackwardThatIsNotWatchedNeverBringsIsReportedAtItsEnd) {
@@ -176,7 +176,7 @@ TEST_F(ReducerNested, WhatAnOuterBackwardThatIsNotWatchedNeverBringsIsReportedAt
   } catch (const UserError& error) {
     expect_mentions(error.what(), {"rank 0", "'w0'", "got no gradient in this backward"});
   }
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   replica.clear_grads();
   replica.step();
   EXPECT_EQ(replica.grads(), kMeanGrads);

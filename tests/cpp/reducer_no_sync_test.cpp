@@ -35,7 +35,7 @@ TEST_F(ReducerNoSync, ABackwardOfALocalForwardIsLocal) {
   local_forward().backward();
   EXPECT_EQ(replica.grads(), kLocalGrads);
   EXPECT_EQ(num_all_reduces(), 0u);
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
 }
 
 TEST_F(ReducerNoSync, TheNextSynchronisedBackwardAveragesTheSum) {
@@ -76,7 +76,7 @@ TEST_F(ReducerNoSync, AGradientThatAutogradGradTakesIsAnErrorWhereOneWasPrepared
   } catch (const UserError& error) {
     expect_mentions(error.what(), {"'w1'", "ScheduleInterleavedZeroBubble"});
   }
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
 }
 
 TEST_F(ReducerNoSync, ResetForgetsThatABackwardWasPrepared) {
@@ -115,7 +115,7 @@ TEST_F(ReducerJoined, AnAverageIsAnErrorWhereOnlyLocalStepsWereAnnounced) {
   const auto bypass = replica.params[0].sum();
   expect_mentions(error_of([&] { bypass.backward(); }), {"join()", "averages gradients"});
   EXPECT_EQ(num_all_reduces(), 0u);
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
 }
 
 TEST_F(ReducerJoined, AnAnnouncedAverageAllowsLocalStepsBesideIt) {

@@ -22,7 +22,7 @@ TEST_P(ReducerNotes, EachWaitForPeersIsNotedAsOne) {
       health::group_of(0, Replica::kWorldSize),
       health::access_to(std::make_shared<health::FakeStore>()));
   Replica replica(ReducerOptions{kParamABucket, GetParam(), false}, 0, watch);
-  replica.reducer->set_check_finite(true);
+  set_check_finite(*replica.reducer, true);
   int num_waits = 0;
   const auto check = [&](const std::string& what) {
     const auto doing = watch->page().view().activity().doing;
@@ -58,7 +58,7 @@ TEST(ReducerLease, OtherThreadsMayLookWhileAForwardWaitsForTheLease) {
     begun = true;
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  auto look = std::async(std::launch::async, [&] { return replica.reducer->phase(); });
+  auto look = std::async(std::launch::async, [&] { return replica.reducer->state().phase(); });
   EXPECT_EQ(look.wait_for(std::chrono::milliseconds(100)), std::future_status::ready);
   EXPECT_FALSE(begun);
   ranks.store->answer();

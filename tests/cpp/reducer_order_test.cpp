@@ -141,7 +141,7 @@ TEST(ReducerOrder, AStaticGraphIsLearnedInOneStep) {
 
 TEST(ReducerRebuild, TheSecondForwardTakesTheArrivalOrder) {
   Replica replica(GraphMode::kDefault, BucketCaps{0, 0, {}});
-  EXPECT_EQ(replica.reducer->plan().buckets().size(), 1u);
+  EXPECT_EQ(replica.reducer->state().plan().buckets().size(), 1u);
   replica.step({1, 2, 0});
   replica.collective->clear();
   replica.clear_grads();
@@ -172,7 +172,7 @@ TEST(ReducerRebuild, EveryRankTakesTheOrderOfRank0) {
   };
   replica.step({2, 1, 0});
   ASSERT_TRUE(replica.reducer->prepare_forward());
-  const auto plan = replica.reducer->plan();
+  const auto plan = replica.reducer->state().plan();
   Indices launch_order;
   for (const auto& bucket : plan.buckets()) {
     ASSERT_EQ(bucket.param_indices.size(), 1u);

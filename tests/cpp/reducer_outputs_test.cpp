@@ -48,7 +48,7 @@ TEST(ReducerOutputs, ALossThatReachesNoParamIsAnErrorInDefaultMode) {
       expect_mentions(error.what(), {"3 parameters got no gradient", "'w0', 'w1', 'w2'"});
     }
     EXPECT_EQ(replica.collective->all_reduces().size(), 3u) << "peers must not wait";
-    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   }
 }
 
@@ -168,7 +168,7 @@ TEST(ReducerAutogradGrad, OfParamsIsLocalAndNoStep) {
     const auto grads = torch::autograd::grad({output}, {replica.params[0]});
     EXPECT_EQ(grads.at(0).item<double>(), 12.);
     EXPECT_TRUE(replica.collective->all_reduces().empty());
-    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
     EXPECT_EQ(replica.grads(), kNoGrads);
     replica.step();
     EXPECT_EQ(replica.grads(), kMeanGrads);
@@ -214,7 +214,7 @@ TEST(ReducerAutogradGrad, OfOtherTensorsIsNoStep) {
   const auto grads = torch::autograd::grad({output}, {input});
   EXPECT_EQ(grads.at(0).item<double>(), 2.);
   EXPECT_TRUE(replica.collective->all_reduces().empty());
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   EXPECT_EQ(replica.grads(), kNoGrads);
 }
 

@@ -55,7 +55,7 @@ TEST(ReducerOwner, TheOldReducerTakesTheParamsBack) {
   replica.step();
   EXPECT_EQ(second.num_launches(), 1u);
   EXPECT_EQ(replica.grads(), kMeanGrads);
-  EXPECT_FALSE(replica.reducer->arrival_order().empty());
+  EXPECT_FALSE(replica.reducer->state().arrival_order().empty());
 }
 
 TEST(ReducerOwner, AReducerWhoseOwnerIsGoneWaitsForItsForward) {

@@ -75,7 +75,7 @@ TEST(ReducerCast, AParamThatWasCastIsReportedAtTheNextForward) {
   replica.learn();
   replica.params[1].set_data(replica.params[1].to(at::kFloat));
   expect_mentions(replica.failing_step(), {"rank 0", "changed dtype", "'w1'"});
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   EXPECT_TRUE(replica.collective->all_reduces().empty());
 }
 
@@ -89,7 +89,7 @@ TEST(ReducerCast, OrAtTheFirstGradient) {
   } catch (const UserError& error) {
     expect_mentions(error.what(), {"changed dtype", "'w1'"});
   }
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
 }
 
 TEST(ReducerCast, AParamThatWasCastToAndFroIsAveragedAgain) {
@@ -147,7 +147,7 @@ TEST_P(ReducerAbort, AfterTheLastGradientItLetsPeersFinish) {
     const bool agrees_on_use =
         GetParam() == GraphMode::kFindUnused || (GetParam() == GraphMode::kStatic && first_step);
     EXPECT_EQ(replica.collective->all_reduces().size(), agrees_on_use ? 4u : 3u);
-    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
     replica.clear_grads();
     replica.step();
     EXPECT_EQ(replica.grads(), kMeanGrads);

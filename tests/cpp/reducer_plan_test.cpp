@@ -14,7 +14,7 @@ using Buckets = std::vector<Indices>;
 
 Buckets buckets_of(const Reducer& reducer) {
   Buckets found;
-  const auto plan = reducer.plan();
+  const auto plan = reducer.state().plan();
   for (const auto& spec : plan.buckets()) {
     found.push_back(spec.param_indices);
   }

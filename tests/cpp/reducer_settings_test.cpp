@@ -92,15 +92,15 @@ INSTANTIATE_TEST_SUITE_P(Views, ReducerPacksTogether, testing::Bool(), [](const 
 
 TEST(ReducerSettings, TheDivisorMayBeAnother) {
   Replica replica;
-  replica.reducer->set_divisor(1);
+  set_divisor(*replica.reducer, 1);
   replica.step();
   EXPECT_EQ(replica.grads(), (Grads{120., 80., 60.}));
   replica.clear_grads();
-  replica.reducer->set_divisor(2);
+  set_divisor(*replica.reducer, 2);
   replica.step();
   EXPECT_EQ(replica.grads(), (Grads{60., 40., 30.}));
   replica.clear_grads();
-  replica.reducer->set_divisor(std::nullopt);
+  set_divisor(*replica.reducer, std::nullopt);
   replica.step();
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
@@ -108,7 +108,7 @@ TEST(ReducerSettings, TheDivisorMayBeAnother) {
 TEST(ReducerSettings, ADivisorThatIsSetWithinAStepIsForTheNext) {
   Replica replica;
   const auto key =
-      replica.params[1].register_hook([&](at::Tensor) { replica.reducer->set_divisor(1); });
+      replica.params[1].register_hook([&](at::Tensor) { set_divisor(*replica.reducer, 1); });
   replica.step();  // param 2 was packed before, the others are packed after
   EXPECT_EQ(replica.grads(), kMeanGrads);
   replica.params[1].remove_hook(key);
@@ -123,7 +123,7 @@ TEST(ReducerSettings, AfterSyncIsCalledWhenGradientsAreThere) {
   replica.reducer->set_after_sync([&] {
     ++num_calls;
     EXPECT_EQ(replica.grads(), kMeanGrads);
-    EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   });
   replica.step();
   EXPECT_EQ(num_calls, 1);
@@ -151,7 +151,7 @@ TEST(ReducerSettings, MixedPrecisionIsRefusedAtOnceWhileAStepEnds) {
   replica.collective->on_wait = [&](std::size_t index) {
     if (!call.valid()) {
       call = std::async(
-          std::launch::async, [&] { replica.reducer->set_mixed_precision({}, nullptr); });
+          std::launch::async, [&] { set_mixed_precision(*replica.reducer, {}, nullptr); });
     }
     EXPECT_EQ(call.wait_for(std::chrono::seconds(5)), std::future_status::ready);
     replica.collective->complete(index);
@@ -164,9 +164,9 @@ TEST(ReducerSettings, AGraphThatIsMadeStaticHasNoOrderOfArrivalYet) {
   Replica replica;
   replica.reducer->shadow_step();
   EXPECT_TRUE(replica.reducer->prepare_forward());
-  EXPECT_EQ(replica.reducer->arrival_order().size(), Replica::kNumParams);
+  EXPECT_EQ(replica.reducer->state().arrival_order().size(), Replica::kNumParams);
   replica.reducer->set_static_graph();
-  EXPECT_TRUE(replica.reducer->arrival_order().empty());
+  EXPECT_TRUE(replica.reducer->state().arrival_order().empty());
 }
 
 TEST(ReducerSettings, NothingStartsOverInsideABackward) {
@@ -217,10 +217,10 @@ TEST(ReducerTells, WhetherTheGraphWasStatic) {
   Replica replica(GraphMode::kFindUnused);
   for (int step = 0; step < 2; ++step) {
     replica.step({2, 0});
-    EXPECT_TRUE(replica.reducer->graph_was_static());
+    EXPECT_TRUE(replica.reducer->state().graph_was_static());
   }
   replica.step({2, 1, 0});
-  EXPECT_FALSE(replica.reducer->graph_was_static());
+  EXPECT_FALSE(replica.reducer->state().graph_was_static());
 }
 
 TEST(ReducerTells, HowManyRanksUsedAParam) {
@@ -240,20 +240,20 @@ TEST(ReducerTells, NothingOfAForwardWhoseStepBrokeOff) {
   replica.params[0].remove_hook(key);
   // A forward that bypasses the wrapper.
   (replica.params[0].sum() * replica.params[1].sum() * replica.params[2].sum()).backward();
-  EXPECT_EQ(replica.reducer->report().times.forward, 0);
-  EXPECT_GT(replica.reducer->report().times.backward, 0);
+  EXPECT_EQ(replica.reducer->state().report().times.forward, 0);
+  EXPECT_GT(replica.reducer->state().report().times.backward, 0);
 }
 
 TEST(ReducerTells, HowLongAStepTook) {
   Replica replica;
-  EXPECT_EQ(replica.reducer->report().step, -1);
+  EXPECT_EQ(replica.reducer->state().report().step, -1);
   replica.step();
-  const auto first = replica.reducer->report();
+  const auto first = replica.reducer->state().report();
   EXPECT_EQ(first.step, 0);
   EXPECT_EQ(first.num_launches, 3);
   EXPECT_EQ(first.times.overlap, 0) << "nothing leaves while it learns";
   replica.step();
-  const auto second = replica.reducer->report();
+  const auto second = replica.reducer->state().report();
   EXPECT_EQ(second.step, 1);
   EXPECT_EQ(second.num_launches, 3);
   EXPECT_GT(second.times.forward, 0);

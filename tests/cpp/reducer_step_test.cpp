@@ -66,7 +66,7 @@ TEST_P(ReducerStep, WithoutSyncNothingIsLaunchedAndGradientsAddUp) {
   replica.step();
   replica.step();
   EXPECT_TRUE(replica.collective->all_reduces().empty());
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   EXPECT_EQ(replica.grads(), (Grads{24., 16., 12.}));
   replica.reducer->set_sync_enabled(true);
   replica.step();
@@ -169,7 +169,7 @@ TEST(ReducerSparse, ASparseGradientIsAveragedInABucketOfItsOwn) {
       {{weight, "weight", true}, {bias, "bias", false}},
       ReducerOptions{kOneBucket, GraphMode::kDefault, false},
       collective);
-  EXPECT_EQ(reducer->plan().buckets().size(), 2u);
+  EXPECT_EQ(reducer->state().plan().buckets().size(), 2u);
   const auto rows = at::tensor({3, 1, 3}, at::kLong);
   const auto picked = at::embedding(weight, rows, -1, false, /*sparse=*/true);
   (picked + bias).sum().backward();

@@ -124,7 +124,7 @@ TEST(ReducerThreads, BackwardsThatRunAtOnceAreOneStep) {
       thread.join();
     }
     model.expect_mean_grads();
-    EXPECT_EQ(model.reducer->phase(), Phase::kIdle);
+    EXPECT_EQ(model.reducer->state().phase(), Phase::kIdle);
   }
 }
 
@@ -138,7 +138,7 @@ TEST(ReducerThreads, NoThreadLaunchesAfterALaunchThatFailed) {
   };
   step();
   step();  // by now the buckets are rebuilt
-  const auto first_bucket = model.reducer->plan().buckets().front().param_indices;
+  const auto first_bucket = model.reducer->state().plan().buckets().front().param_indices;
   auto others = model.all();
   for (const auto param_index : first_bucket) {
     others.erase(std::find(others.begin(), others.end(), param_index));
@@ -165,7 +165,7 @@ TEST(ReducerThreads, NoThreadLaunchesAfterALaunchThatFailed) {
   failed.come();
   later.join();
   EXPECT_EQ(model.collective->all_reduces().size(), num_before + 1);
-  EXPECT_EQ(model.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(model.reducer->state().phase(), Phase::kIdle);
   model.collective->on_launch = [](std::size_t) {};
   step();
   model.expect_mean_grads();
@@ -176,8 +176,8 @@ TEST(ReducerThreads, ItsStateMayBeReadWhileItWorks) {
   std::atomic<bool> done{false};
   std::thread reader([&] {
     while (!done) {
-      EXPECT_NE(model.reducer->phase(), Phase::kFailed);
-      EXPECT_FALSE(model.reducer->plan().buckets().empty());
+      EXPECT_NE(model.reducer->state().phase(), Phase::kFailed);
+      EXPECT_FALSE(model.reducer->state().plan().buckets().empty());
       EXPECT_TRUE(model.reducer->sync_enabled());
     }
   });

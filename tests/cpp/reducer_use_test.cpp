@@ -272,7 +272,7 @@ TEST_P(ReducerShadow, MakesTheCallsOfAFirstStepWithZeros) {
     EXPECT_TRUE(all_zero(tensor));
   }
   EXPECT_EQ(replica.grads(), (Grads{std::nullopt, std::nullopt, std::nullopt}));
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   EXPECT_EQ(replica.reducer->rebuild_buckets(), GetParam() == GraphMode::kDefault);
 }
 
@@ -303,7 +303,7 @@ TEST_P(ReducerShadow, AFailingCollectiveIsReported) {
     replica.collective->fail(index, "connection reset by peer");
   };
   EXPECT_THROW(replica.reducer->shadow_step(), UserError);
-  EXPECT_EQ(replica.reducer->phase(), Phase::kIdle);
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   replica.collective->on_wait = succeed;
   replica.step();
   EXPECT_EQ(replica.grads(), kMeanGrads);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fake_collective.h"
+#include "reducer/configure.h"
 #include "reducer/reducer.h"
 
 namespace ddpx {

@@ -23,12 +23,12 @@ void expect_own_step(const StepReport& report) {
 
 TEST(StepClock, CountsStepsFromZero) {
   Replica replica;
-  EXPECT_EQ(replica.reducer->report().step, -1);
+  EXPECT_EQ(replica.reducer->state().report().step, -1);
   replica.learn();
-  const auto learned = replica.reducer->report().step;
+  const auto learned = replica.reducer->state().report().step;
   replica.step();
-  EXPECT_EQ(replica.reducer->report().step, learned + 1);
-  expect_own_step(replica.reducer->report());
+  EXPECT_EQ(replica.reducer->state().report().step, learned + 1);
+  expect_own_step(replica.reducer->state().report());
 }
 
 TEST(StepClock, ForgetsABrokenStep) {
@@ -39,7 +39,7 @@ TEST(StepClock, ForgetsABrokenStep) {
   EXPECT_THROW(replica.step(), std::domain_error);
   replica.params[0].remove_hook(key);
   replica.step();
-  expect_own_step(replica.reducer->report());
+  expect_own_step(replica.reducer->state().report());
 }
 
 TEST(StepClock, ForgetsAShadowedStep) {
@@ -47,7 +47,7 @@ TEST(StepClock, ForgetsAShadowedStep) {
   replica.learn();
   replica.reducer->shadow_step();
   replica.step();
-  expect_own_step(replica.reducer->report());
+  expect_own_step(replica.reducer->state().report());
 }
 
 TEST(StepClock, SamplesEveryNthStepAfterTheFirstTen) {
