@@ -107,6 +107,23 @@ def _memory_of_a_stream_is_reused_in_its_order() -> None:
     assert torch.empty(1000, device="late").isnan().all()
 
 
+def _freed_memory_is_split_and_merged() -> None:
+    side = torch.Stream(device="late")
+    with side:  # no freed memory belongs to this stream yet
+        x = torch.ones(64, device="late")
+        place = x.data_ptr()
+        del x
+        parts = [torch.zeros(16, device="late") for _ in range(3)]
+        assert [part.data_ptr() for part in parts] == [place, place + 64, place + 128]
+        other = torch.empty(64, device="late")
+        assert other.data_ptr() != place
+        while parts:
+            del parts[len(parts) // 2]
+        whole = torch.empty(64, device="late")
+        assert whole.data_ptr() == place
+        assert whole.isnan().all()
+
+
 def _an_ordered_use_of_freed_memory_is_right() -> None:
     controls().set_hold(late_device.milliseconds(10_000))
     side = torch.Stream(device="late")
@@ -182,6 +199,25 @@ def _collectives_do_not_block_the_host() -> list[float]:
     assert not torch.accelerator.current_stream().query()
     assert controls().num_synchronisations() == 0
     return y.tolist()
+
+
+def _a_synchronous_collective_runs_on_the_current_stream() -> tuple[list[float], ...]:
+    controls().set_hold(late_device.milliseconds(10_000))
+    side = torch.Stream(device="late")
+    x, y = (torch.full((4,), 1.0 + dist.get_rank(), device="late") for _ in range(2))
+    work = dist.all_reduce(y, async_op=True)
+    side.wait_stream(torch.accelerator.current_stream())
+    controls().set_tracing(True)
+    with side:
+        dist.all_reduce(x)
+        assert not side.query()
+        x.mul_(2)
+        results = (x.tolist(), _peek(y, side))  # calls of one group run in their order
+    streams = [span.stream_id for span in controls().trace() if span.name == "allreduce"]
+    controls().set_tracing(False)
+    assert streams[-1] == side.stream_id
+    work.wait()
+    return results
 
 
 def _a_future_orders_its_callbacks_streams() -> list[float]:
@@ -292,6 +328,7 @@ ALONE = [
     _streams_are_ordered_by_events_only,
     _an_event_is_the_version_that_was_recorded,
     _memory_of_a_stream_is_reused_in_its_order,
+    _freed_memory_is_split_and_merged,
     _an_ordered_use_of_freed_memory_is_right,
     _a_pinned_buffer_is_read_late,
     _what_the_device_lacks_runs_on_the_host_in_order,
@@ -320,6 +357,11 @@ def test_freed_memory_is_nan_for_other_streams(device_ranks):
 
 def test_collectives_do_not_block_the_host(device_ranks):
     assert device_ranks("late", 2).run(_collectives_do_not_block_the_host) == [[9.0] * 4] * 2
+
+
+def test_a_synchronous_collective_runs_on_the_current_stream(device_ranks):
+    results = device_ranks("late", 2).run(_a_synchronous_collective_runs_on_the_current_stream)
+    assert results == [([6.0] * 4, [3.0] * 4)] * 2
 
 
 def test_a_future_orders_the_streams_of_its_callbacks(device_ranks):

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,12 +20,21 @@ namespace {
 constexpr std::size_t kAlignment = 64;  // that of torch on CPU, on which the bits of kernels depend
 constexpr int kPoison = 0xff;           // a NaN in every floating-point type, and -1
 
+enum class State { kInUse, kDeferred, kFree };
+
 struct Block {
-  void* begin;
+  char* begin;
   std::size_t num_bytes;
-  Queue* home;                      // null for pinned host memory
-  std::map<Queue*, Position> uses;  // the last use of each queue
-  std::set<Queue*> recorded;
+  Queue* home;  // null for pinned host memory
+  State state = State::kFree;
+  int64_t release = 0;                   // number of its last release
+  std::map<Queue*, Position> uses = {};  // the last use of each queue
+  std::set<Queue*> recorded = {};
+
+  // The best block is the smallest one, and of equal ones the block that was released last.
+  auto order() const {
+    return std::make_tuple(home, num_bytes, -release);
+  }
 };
 
 using Waits = std::map<Queue*, Position>;
@@ -34,9 +46,10 @@ bool passed(const Waits& waits) {
 
 struct Heap {
   std::mutex mutex;
-  std::map<void*, Block*> blocks;                                      // in use
-  std::map<std::pair<Queue*, std::size_t>, std::vector<Block*>> free;  // by home and size
-  std::vector<std::pair<Block*, Waits>> deferred;  // freed, but not reusable yet
+  std::map<const char*, Block*> blocks;                             // all, by begin
+  std::map<std::tuple<Queue*, std::size_t, int64_t>, Block*> free;  // by order()
+  std::vector<std::pair<Block*, Waits>> deferred;                   // freed, but not reusable yet
+  int64_t num_releases = 0;
 };
 
 Heap& heap() {
@@ -44,17 +57,66 @@ Heap& heap() {
   return *instance;
 }
 
-void poison(const Block& block) {
-  std::memset(block.begin, kPoison, block.num_bytes);
+void poison(char* begin, std::size_t num_bytes) {
+  std::memset(begin, kPoison, num_bytes);
 }
 
 // The caller of these functions must hold the heap's mutex.
+
+// Makes one block of two neighbours in memory, if both are free. malloc() leaves a gap between its
+// allocations, so both are parts of one allocation.
+void merge(Heap& h, Block* first, Block* second) {
+  if (first->state != State::kFree || second->state != State::kFree ||
+      first->begin + first->num_bytes != second->begin) {
+    return;
+  }
+  h.free.erase(first->order());
+  h.free.erase(second->order());
+  h.blocks.erase(second->begin);
+  first->num_bytes += second->num_bytes;
+  first->release = std::max(first->release, second->release);
+  h.free[first->order()] = first;
+  delete second;
+}
+
+void add_free(Heap& h, Block* block) {
+  block->state = State::kFree;
+  h.free[block->order()] = block;
+  const auto at = h.blocks.find(block->begin);
+  if (const auto next = std::next(at); next != h.blocks.end()) {
+    merge(h, block, next->second);
+  }
+  if (at != h.blocks.begin()) {
+    merge(h, std::prev(at)->second, block);
+  }
+}
+
+// Takes the best free block out of the heap; null if there is none of this size or more.
+Block* take_free(Heap& h, Queue* home, std::size_t num_bytes) {
+  const auto best = h.free.lower_bound({home, num_bytes, std::numeric_limits<int64_t>::min()});
+  if (best == h.free.end() || best->second->home != home) {
+    return nullptr;
+  }
+  auto* block = best->second;
+  h.free.erase(best);
+  if (block->num_bytes > num_bytes) {
+    auto* rest = new Block{block->begin + num_bytes, block->num_bytes - num_bytes, home};
+    rest->release = block->release;
+    block->num_bytes = num_bytes;
+    h.blocks[rest->begin] = rest;
+    h.free[rest->order()] = rest;
+  }
+  return block;
+}
+
 void reuse(Heap& h, Block* block) {
   if (block->home == nullptr) {
-    poison(*block);
+    poison(block->begin, block->num_bytes);
   } else {
     auto& home = *block->home;
-    const auto poisoned = home.push("poison", [block] { poison(*block); });
+    const auto poisoned = home.push("poison", [begin = block->begin, num_bytes = block->num_bytes] {
+      poison(begin, num_bytes);
+    });
     const bool used_elsewhere =
         std::any_of(block->uses.begin(), block->uses.end(), [&](const auto& use) {
           return use.first != &home && !use.first->passed(use.second);
@@ -65,7 +127,7 @@ void reuse(Heap& h, Block* block) {
   }
   block->uses.clear();
   block->recorded.clear();
-  h.free[{block->home, block->num_bytes}].push_back(block);
+  add_free(h, block);
 }
 
 void reuse_what_has_waited(Heap& h) {
@@ -83,7 +145,7 @@ void release(void* context) {
   auto& h = heap();
   const std::lock_guard<std::mutex> lock(h.mutex);
   auto* block = static_cast<Block*>(context);
-  h.blocks.erase(block->begin);
+  block->release = ++h.num_releases;
   Waits waits;
   if (block->home == nullptr) {
     waits = block->uses;
@@ -94,6 +156,7 @@ void release(void* context) {
   if (passed(waits)) {
     reuse(h, block);
   } else {
+    block->state = State::kDeferred;
     h.deferred.emplace_back(block, std::move(waits));
   }
 }
@@ -106,16 +169,14 @@ c10::DataPtr take(Queue* home, std::size_t num_bytes, c10::Device device) {
   auto& h = heap();
   const std::lock_guard<std::mutex> lock(h.mutex);
   reuse_what_has_waited(h);
-  auto& free = h.free[{home, rounded}];
-  Block* block = nullptr;
-  if (free.empty()) {
-    block = new Block{std::aligned_alloc(kAlignment, rounded), rounded, home, {}, {}};
-    poison(*block);
-  } else {
-    block = free.back();
-    free.pop_back();
+  auto* block = take_free(h, home, rounded);
+  if (block == nullptr) {
+    auto* const begin = static_cast<char*>(std::aligned_alloc(kAlignment, rounded));
+    poison(begin, rounded);
+    block = new Block{begin, rounded, home};
+    h.blocks[begin] = block;
   }
-  h.blocks[block->begin] = block;
+  block->state = State::kInUse;
   return {block->begin, block, &release, device};
 }
 
@@ -149,15 +210,16 @@ class PinnedAllocator final : public c10::Allocator {
   }
 };
 
-// The block of one of these allocators that contains the memory, or null.
+// The block in use of one of these allocators that contains the memory, or null.
 Block* block_at(Heap& h, const void* pointer) {
-  auto next = h.blocks.upper_bound(const_cast<void*>(pointer));
+  const auto* at = static_cast<const char*>(pointer);
+  const auto next = h.blocks.upper_bound(at);
   if (next == h.blocks.begin()) {
     return nullptr;
   }
   auto* block = std::prev(next)->second;
-  const auto* begin = static_cast<const char*>(block->begin);
-  return pointer < begin + block->num_bytes ? block : nullptr;
+  const bool inside = at < block->begin + block->num_bytes;
+  return inside && block->state == State::kInUse ? block : nullptr;
 }
 
 }  // namespace
@@ -192,7 +254,8 @@ int64_t num_bytes_in_use(int device) {
   const std::lock_guard<std::mutex> lock(h.mutex);
   int64_t num_bytes = 0;
   for (const auto& [begin, block] : h.blocks) {
-    if (block->home != nullptr && block->home->device() == device) {
+    if (block->state == State::kInUse && block->home != nullptr &&
+        block->home->device() == device) {
       num_bytes += static_cast<int64_t>(block->num_bytes);
     }
   }

@@ -8,10 +8,11 @@
 namespace late {
 
 // The device allocator. A block belongs to the stream that was current at its allocation. A freed
-// block is filled with NaN, in the order of its stream, and serves the next allocation on that
-// stream. If another stream still uses the block, it is filled at once. If memory was recorded on
-// other streams, the block is reused only after these streams have run the work that they had when
-// it was freed. New memory is NaN, too. Thread-safe. Never destroyed.
+// block is filled with NaN, in the order of its stream, and serves the next allocations on that
+// stream: a smaller allocation takes a part of the smallest block that fits, and free parts become
+// one block again. If another stream still uses the block, it is filled at once. If memory was
+// recorded on other streams, the block is reused only after these streams have run the work that
+// they had when it was freed. New memory is NaN, too. Thread-safe. Never destroyed.
 c10::Allocator* device_allocator();
 
 // Pinned host memory. Freed memory is not reused until the copies that use it are done.

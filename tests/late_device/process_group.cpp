@@ -70,6 +70,10 @@ class LateWork final : public c10d::Work {
   c10::Event done_;
 };
 
+void push_wait(Queue& waiting, Queue& awaited, Position position) {
+  waiting.push("wait", [&awaited, position] { awaited.wait(position); });
+}
+
 std::vector<at::Tensor> views_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> views;
   for (const auto& tensor : tensors) {
@@ -121,18 +125,27 @@ void LateBackend::end_by_abort(
 }
 
 c10::intrusive_ptr<c10d::Work> LateBackend::queue(
-    const char* name, c10d::OpType type, const std::vector<at::Tensor>& tensors, Call call) {
+    const char* name,
+    c10d::OpType type,
+    const std::vector<at::Tensor>& tensors,
+    bool async_op,
+    Call call) {
   check_alive();
   ++num_calls_;
   const auto device = tensors.empty() ? current_device() : tensors.front().device();
-  const auto stream = streams_[static_cast<std::size_t>(device.index())];
-  auto& queue = queue_of(stream);
+  const auto index = static_cast<std::size_t>(device.index());
   auto& caller = current_queue(device);
-  check_wait(queue, caller);
-  const auto ready = caller.last();
-  queue.push("wait", [&caller, ready] { caller.wait(ready); });
-  const auto gloo = gloo_[static_cast<std::size_t>(device.index())];
-  launch(
+  auto& queue = async_op ? queue_of(streams_[index]) : caller;
+  if (async_op) {
+    check_wait(queue, caller);
+    push_wait(queue, caller, caller.last());
+  }
+  auto& last = last_calls_[index];
+  if (last.queue != nullptr && last.queue != &queue) {
+    push_wait(queue, *last.queue, last.end);
+  }
+  const auto gloo = gloo_[index];
+  const auto end = launch(
       name,
       queue,
       tensors,
@@ -145,8 +158,13 @@ c10::intrusive_ptr<c10d::Work> LateBackend::queue(
         }
       },
       Kind::kCollective);
+  last = {&queue, end};
+  if (!async_op) {
+    return nullptr;
+  }
+  const auto stream = streams_[index];
   auto stash = std::make_shared<Stash>(tensors);
-  clear_after(stash, queue, queue.last());
+  clear_after(stash, queue, end);
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device});
   {
@@ -163,6 +181,7 @@ c10::intrusive_ptr<c10d::Work> LateBackend::allreduce(
       "allreduce",
       c10d::OpType::ALLREDUCE,
       tensors,
+      options.asyncOp,
       [views = views_of(tensors), options](c10d::Backend& gloo) mutable {
         return gloo.allreduce(views, options);
       });
@@ -174,6 +193,7 @@ c10::intrusive_ptr<c10d::Work> LateBackend::broadcast(
       "broadcast",
       c10d::OpType::BROADCAST,
       tensors,
+      options.asyncOp,
       [views = views_of(tensors), options](c10d::Backend& gloo) mutable {
         return gloo.broadcast(views, options);
       });
@@ -189,15 +209,17 @@ c10::intrusive_ptr<c10d::Work> LateBackend::allgather(
       "allgather",
       c10d::OpType::ALLGATHER,
       tensors,
+      options.asyncOp,
       [to = std::vector<std::vector<at::Tensor>>{views_of(outputs.front())},
        from = views_of(inputs),
        options](c10d::Backend& gloo) mutable { return gloo.allgather(to, from, options); });
 }
 
 c10::intrusive_ptr<c10d::Work> LateBackend::barrier(const c10d::BarrierOptions& options) {
-  auto work = queue("barrier", c10d::OpType::BARRIER, {}, [options](c10d::Backend& gloo) {
-    return gloo.barrier(options);
-  });
+  auto work =
+      queue("barrier", c10d::OpType::BARRIER, {}, options.asyncOp, [options](c10d::Backend& gloo) {
+        return gloo.barrier(options);
+      });
   synchronize_device(current_device());
   return work;
 }

@@ -4,6 +4,7 @@
 #include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -17,8 +18,10 @@ namespace late {
 // Calls return before anything is sent. Each device has one stream for collectives, which waits for
 // the caller's stream. Tasks on it are not held, so a buffer is sent too early unless the stream
 // waits for its packing. Work::wait() makes the current stream wait. It blocks the host only if it
-// has a timeout. gloo sums in place, in device memory, so the sums have gloo's bits. As with every
-// task, the next wait of the host throws an exception of gloo.
+// has a timeout. As in NCCL since torch 2.8, a call with asyncOp=false runs on the caller's stream
+// and returns no work, and the calls on one device run in their order, on all streams. gloo sums in
+// place, in device memory, so the sums have gloo's bits. As with every task, the next wait of the
+// host throws an exception of gloo.
 class LateBackend final : public c10d::Backend {
  public:
   // One gloo group per device, so that its calls match in the order of one stream. `name`: of the
@@ -77,6 +80,10 @@ class LateBackend final : public c10d::Backend {
     std::atomic<int> num_aborts{0};
     std::atomic<bool> failed{false};
   };
+  struct LastCall {
+    Queue* queue = nullptr;
+    Position end = 0;
+  };
   using Call = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
   bool has_failed() const {
@@ -85,10 +92,15 @@ class LateBackend final : public c10d::Backend {
   void check_alive() const;
   static void end_by_abort(const std::function<c10::intrusive_ptr<c10d::Work>()>& call, Ends& ends);
   c10::intrusive_ptr<c10d::Work> queue(
-      const char* name, c10d::OpType type, const std::vector<at::Tensor>& tensors, Call call);
+      const char* name,
+      c10d::OpType type,
+      const std::vector<at::Tensor>& tensors,
+      bool async_op,
+      Call call);
 
   std::vector<c10::intrusive_ptr<c10d::Backend>> gloo_;
   std::vector<c10::Stream> streams_;  // by device
+  std::array<LastCall, kNumDevices> last_calls_;
   std::string name_;
   uint64_t num_calls_ = 0;
   int num_allocations_ = 0;
