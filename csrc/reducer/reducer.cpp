@@ -31,7 +31,8 @@ std::shared_ptr<Reducer> Reducer::create(
 Reducer::Reducer(Params params, ReducerOptions options, std::shared_ptr<Collective> collective)
     : for_watchdog_(std::make_shared<Revocable<Reducer>>(this)),
       context_(std::move(params), std::move(options), std::move(collective)),
-      forward_(context_.params.size()) {
+      forward_(context_.params.size()),
+      forward_streams_(context_.params.devices()) {
   context_.replace_buckets(context_.buckets.plan());
 }
 
@@ -121,6 +122,7 @@ bool Reducer::prepare_forward(bool captured) {
       context_.progress.phase == Phase::kFinalized) {
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
   }
+  forward_streams_.remember();
   check_peers(context_);
   check_params(context_, weak_from_this());
   const auto diverged = context_.script_grads.taken.pop_changed(context_.params.leaves());

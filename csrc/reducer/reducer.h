@@ -18,6 +18,7 @@
 #include "../autograd/output_watch.h"
 #include "../readiness/forward_grads.h"
 #include "context.h"
+#include "forward_streams.h"
 #include "reducer_state.h"
 #include "revocable.h"
 #include "step.h"
@@ -284,6 +285,7 @@ class Reducer final : public GradListener,
   BackwardSync backward_sync_;
   OutputWatch outputs_;
   ForwardGrads forward_;
+  ForwardStreams forward_streams_;
   DistGrads dist_grads_;
   std::function<void()> after_sync_;
   std::optional<std::weak_ptr<Reducer>> owner_;  // the reducer to which this reducer has yielded

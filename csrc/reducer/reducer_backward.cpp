@@ -186,6 +186,9 @@ void Reducer::begin_step() {
   step_.emplace(context_);
   context_.go_to(Phase::kCollecting);
   emit(StepEvent::kStepBegin);
+  if (!context_.progress.captured) {
+    forward_streams_.wait();
+  }
   step_->begin();
 }
 

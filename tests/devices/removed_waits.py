@@ -19,6 +19,7 @@ import memory_cases
 import stream_cases
 import torch
 import torch.distributed as dist
+import two_device_cases
 import usage_cases
 from device_ranks import controls
 
@@ -140,6 +141,12 @@ PROOFS = (
         "STREAM",
         ("ddpx::StreamSet::wait", "ddpx::Reducer::on_output_grad", "!ddpx::Step::complete"),
         _pairs(stream_cases.local_gradients_first),
+    ),
+    Proof(
+        "the packing of unused gradients on another device waits for the stream of the caller",
+        "STREAM",
+        ("ddpx::Reducer::begin_step", "!ddpx::Step::begin"),
+        _pairs(two_device_cases.leave_the_second_device_unused),
     ),
     Proof(
         "with mixed precision, casts after a backward that raised wait for the gradients",

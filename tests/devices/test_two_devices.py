@@ -1,4 +1,4 @@
-"""A step of a module on two devices has ended when both have done it."""
+"""Steps of a module on two devices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 import two_device_cases as cases
 from device_ranks import on_nccl
+from stream_cases import check
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -30,3 +31,11 @@ def test_a_recording_lets_no_device_wait(device_ranks):
 def test_the_count_of_right_averages_is_that_of_both(device_ranks, device, world_size):
     _skip_one_gpu(device)
     assert device_ranks(device, world_size).run(cases.count_steps, device) == [(3, 4)] * 2
+
+
+@on_nccl(2)
+@pytest.mark.parametrize("mode", [{}, {"gradient_as_bucket_view": True}], ids=["", "view"])
+def test_unused_gradients_of_one_device_on_side_streams(device_ranks, device, world_size, mode):
+    _skip_one_gpu(device)
+    ranks = device_ranks(device, world_size)
+    check(ranks.run(cases.leave_the_second_device_unused, device, **mode))

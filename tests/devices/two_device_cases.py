@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import late_device
 import torch
-from device_ranks import keep_busy
-from stream_cases import batch, layers, loss_of
+import torch.distributed as dist
+from device_ranks import controls, keep_busy
+from stream_cases import Pairs, backward, batch, layers, loss_of, pair_up
 from torch import nn
 
 import ddpx
@@ -27,8 +29,10 @@ class _Net(nn.Module):
         self.top = stem[2:].to(self.devices[0])
         self.bottom = stem[:2].to(self.devices[1])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.top(self.bottom(x.to(self.devices[1])).to(self.devices[0]))
+    def forward(self, x: torch.Tensor, top_alone: bool = False) -> torch.Tensor:
+        if not top_alone:
+            x = self.bottom(x.to(self.devices[1])).to(self.devices[0])
+        return self.top(x)
 
 
 def _backward_with_a_busy_second_device(device: str) -> tuple[ddpx.ReducerDDP, torch.Stream]:
@@ -64,6 +68,36 @@ def count_steps(device: str) -> tuple[int, int]:
     stream.synchronize()
     _await(lambda: model.reducer.num_steps_averaged == 4)
     return before, model.reducer.num_steps_averaged
+
+
+def leave_the_second_device_unused(device: str, **options: Any) -> Pairs:
+    """On side streams, a step averages what earlier work has made of unused gradients.
+
+    Returns the gradients on the second device.
+    """
+    net = _Net(device)
+    streams = [torch.Stream(device=name) for name in net.devices]
+    for stream, name in zip(streams, net.devices, strict=True):
+        stream.wait_stream(torch.accelerator.current_stream(name))
+    with streams[1], streams[0]:
+        model = ddpx.ReducerDDP(net, find_unused_parameters=True, **options)
+        pairs: Pairs = []
+        for step in range(3):
+            model.zero_grad()
+            with model.no_sync():
+                loss_of(model, batch(device, step)).backward()
+            grads = [param.grad for param in net.bottom.parameters() if param.grad is not None]
+            expected = [3 * grad.cpu() for grad in grads]
+            for value in expected:
+                dist.all_reduce(value)
+            x = batch(device, step)
+            if device == "late":
+                controls().set_hold(late_device.milliseconds(5_000))
+            with streams[1]:
+                torch._foreach_mul_(grads, 3)
+            backward(model(x, top_alone=True).square().mean())
+            pairs += pair_up(net.bottom, [value / dist.get_world_size() for value in expected])
+    return pairs
 
 
 def record(device: str) -> tuple[float, float]:
