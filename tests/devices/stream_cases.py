@@ -186,6 +186,34 @@ def hooks_on_several_streams(
     return pairs
 
 
+def summed_by_a_synchronous_hook(device: str, **options: Any) -> Pairs:
+    """A communication hook sums on the stream of the launch. Its futures do not know a device."""
+    module = layers(device)
+    main = torch.accelerator.current_stream()
+    streams = [torch.Stream(device=device) for _ in module.parameters()]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=True)]
+    ours = ReducerDDP(module, bucket_cap_mb=0.0001, **options)
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        mean = bucket.buffer().div_(dist.get_world_size())
+        dist.all_reduce(mean)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(mean)
+        return future
+
+    ours.register_comm_hook(None, hook)
+    pairs: Pairs = []
+    for step in range(4):
+        expected = expected_grads(module, loss_of, step)
+        ours.zero_grad()
+        backward(loss_of(ours, batch(device, step)))
+        pairs += pair_up(module, expected)
+        for stream in streams:
+            stream.wait_stream(main)
+    assert len(nodes) == len(streams)
+    return pairs
+
+
 class _Branches(nn.Module):
     def __init__(self, device: str) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import stream_cases as cases
-from device_ranks import on_devices
+from device_ranks import on_devices, on_nccl
 from stream_cases import MODES
 
 pytestmark = pytest.mark.timeout(120)
@@ -61,6 +61,12 @@ def test_a_waiting_bucket_is_launched_from_another_stream(
 ):
     options = {**MODES[mode], "batched_grad_copy": batched, "check_finite": check_finite}
     cases.check(ranks.run(cases.launched_from_another_stream, device, **options))
+
+
+@on_nccl(1, 2)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_hook_that_sums_synchronously(ranks, device, mode):
+    cases.check(ranks.run(cases.summed_by_a_synchronous_hook, device, **MODES[mode]))
 
 
 @on_devices(1, 2)
