@@ -106,10 +106,13 @@ void Bucket::set_sparse(at::Tensor grad) {
 }
 
 void Bucket::keep_for_streams() const {
-  if (!buffer_.defined() || sparse_) {
+  if (!buffer_.defined()) {
     return;
   }
   streams_.keep_alive(buffer_);
+  if (rows_.defined()) {
+    streams_.keep_alive(rows_);
+  }
   if (in_flight_ && in_flight_->future) {
     // A hook may write into the buffer behind its collective call, on a stream of its own. The
     // stream of the callback waits for the future.

@@ -78,6 +78,8 @@ void Bucket::wait(Collective& collective) {
   }
   if (flight->future) {
     keep_for_current_stream(sum);  // the group may have allocated it on a stream of its own
+  } else if (sparse_) {
+    keep_for_current_stream(reduced_);  // allocated on the stream of the packing or the launch
   }
 }
 

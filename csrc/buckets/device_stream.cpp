@@ -39,16 +39,18 @@ bool is_capturing(c10::Device device) {
   return stream && is_captured(*stream, 0);
 }
 
-void keep_for_current_stream(const at::Tensor& tensor) {
-  const auto stream = current_stream(tensor.device());
-  if (!stream) {
-    return;
-  }
+void keep_for_stream(const at::Tensor& tensor, c10::Stream stream) {
   if (tensor.is_sparse()) {
-    tensor._indices().record_stream(*stream);
-    tensor._values().record_stream(*stream);
+    tensor._indices().record_stream(stream);
+    tensor._values().record_stream(stream);
   } else {
-    memory_of(tensor).record_stream(*stream);
+    memory_of(tensor).record_stream(stream);
+  }
+}
+
+void keep_for_current_stream(const at::Tensor& tensor) {
+  if (const auto stream = current_stream(tensor.device())) {
+    keep_for_stream(tensor, *stream);
   }
 }
 

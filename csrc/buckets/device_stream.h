@@ -16,8 +16,11 @@ std::optional<c10::Stream> current_stream(c10::Device device);
 // torch 2.11, which cannot tell.
 bool is_capturing(c10::Device device);
 
-// Keeps the memory of the tensor until the current stream has passed this point, also if the last
-// reference to the tensor ends before.
+// Keeps the memory of the tensor until the stream has passed this point, also if the last reference
+// to the tensor ends before.
+void keep_for_stream(const at::Tensor& tensor, c10::Stream stream);
+
+// As above, for the current stream. Does nothing on CPU.
 void keep_for_current_stream(const at::Tensor& tensor);
 
 // `waiting` waits for all work that is in `awaited` now. The host does not wait.

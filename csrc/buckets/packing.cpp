@@ -225,6 +225,9 @@ void pack(
   }
   if (bucket.sparse()) {
     const auto dtype = bucket.dtypes().summed;
+    if (given.defined()) {
+      keep_for_current_stream(given);  // write_back() drops it
+    }
     // Not in place: two gradients may share one values tensor (two embeddings whose outputs are
     // added).
     bucket.set_sparse(

@@ -49,7 +49,7 @@ bool StreamSet::only_current(c10::Device device) const {
 
 void StreamSet::keep_alive(const at::Tensor& tensor) const {
   for (const auto& stream : all_) {
-    tensor.record_stream(stream);
+    keep_for_stream(tensor, stream);
   }
 }
 

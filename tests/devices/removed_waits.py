@@ -16,6 +16,7 @@ import abort_cases
 import average_cases
 import late_device
 import memory_cases
+import sparse_cases
 import stream_cases
 import torch
 import torch.distributed as dist
@@ -96,6 +97,17 @@ def _divides_by_weights_of_other_streams() -> None:
         _check_as_on_cpu(average_cases.weighted_on_side_streams, ())
     except RuntimeError as error:
         raise AssertionError("a weight is read before it is computed") from error
+
+
+def _reads_rows_of(case: Callable[[str], stream_cases.Pairs]) -> Callable[[], None]:
+    return functools.partial(_check_rows, case)
+
+
+def _check_rows(case: Callable[[str], stream_cases.Pairs]) -> None:
+    try:
+        _check_pairs(case, {})
+    except RuntimeError as error:
+        raise AssertionError("row numbers are read in freed memory") from error
 
 
 def _records_all_steps() -> None:
@@ -253,6 +265,24 @@ PROOFS = (
         "RECORD",
         ("ddpx::Bucket::wait", "!c10::ivalue::Future"),
         _pairs(memory_cases.a_result_of_a_side_stream),
+    ),
+    Proof(
+        "the memory of a sparse average outlives its use on the stream of the caller",
+        "RECORD",
+        ("ddpx::Bucket::wait", "!c10::ivalue::Future"),
+        _pairs(sparse_cases.drop_an_average_while_it_is_read),
+    ),
+    Proof(
+        "the memory of a sparse gradient that a hook put in place of another outlives its packing",
+        "RECORD",
+        ("ddpx::pack(",),
+        _reads_rows_of(sparse_cases.drop_a_gradient_of_another_stream),
+    ),
+    Proof(
+        "after an abort, the memory of a sparse bucket outlives its launch",
+        "RECORD",
+        ("ddpx::StreamSet::keep_alive",),
+        _reads_rows_of(sparse_cases.fail_before_rows_are_read),
     ),
     Proof(
         "the continuation of a built-in hook waits for the all-reduce",

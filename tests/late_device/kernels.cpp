@@ -102,6 +102,12 @@ void on_host(const c10::OperatorHandle& op, Stack* stack) {
   at::native::cpu_fallback(op, stack);
 }
 
+// The sizes of the results depend on values, so the host waits for the current stream, as on CUDA.
+void after_current_stream(const c10::OperatorHandle& op, Stack* stack) {
+  count(Kind::kFallback, current_device().index(), toString(op.operator_name()), 0);
+  at::native::cpu_fallback(op, stack);  // copies the arguments to the host
+}
+
 // The results are the tensors that the operator writes to.
 void queue_in_place(const c10::OperatorHandle& op, Stack* stack, Call call) {
   Stack results;
@@ -302,6 +308,8 @@ constexpr const char* kOperators[] = {
     "native_layer_norm",
     "native_layer_norm_backward",
     "index_select",
+    "index_add_",
+    "searchsorted.Tensor",
     "embedding_dense_backward",
 };
 
@@ -309,6 +317,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const auto* name : kOperators) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_device>());
   }
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("masked_select", torch::CppFunction::makeFromBoxedFunction<&after_current_stream>());
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
