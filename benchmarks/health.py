@@ -1,4 +1,4 @@
-"""What the watch over ranks costs a step: nanoseconds, with it and without (DDPX_HEALTH=0)."""
+"""What the failure detector costs a step: nanoseconds, with it and without (DDPX_HEALTH=0)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from torch import nn
 import ddpx
 
 NAME = "health"
-TITLE = "Cost of the watch over ranks"
+TITLE = "Cost of the failure detector"
 
-_OFF, _AGAIN, _ON = "without", "without, again", "with the watch"
+_OFF, _AGAIN, _ON = "without", "without, again", "with the detector"
 _RANKS = 2
 _MOST = 20.0  # microseconds a step, beside the noise of whole steps
 _MOST_NOTES = 1.0  # microseconds a step, call by call
@@ -125,7 +125,7 @@ def measure(plan: Plan) -> Results:
 def goals(results: Results) -> list[Goal]:
     return [
         Goal(
-            f"cost of the watch over ranks, over {transport}",
+            f"cost of the failure detector, over {transport}",
             cell["ns_per_step"]["median"] / 1e3,
             _MOST,
             " µs a step",
@@ -137,13 +137,13 @@ def goals(results: Results) -> list[Goal]:
         for cost in results["notes"]
         for goal in (
             Goal(
-                f"calls of the watch in a step of 10 buckets, {cost['ranks']} ranks",
+                f"calls of the failure detector in a step of 10 buckets, {cost['ranks']} ranks",
                 ns_of_notes(cost, num_buckets=10) / 1e3,
                 _MOST_NOTES,
                 " µs a step",
             ),
             Goal(
-                f"helper threads of the watch, {cost['ranks']} ranks",
+                f"helper threads of the failure detector, {cost['ranks']} ranks",
                 cost["percent_of_core"],
                 _MOST_PERCENT,
                 " % of a core",
@@ -184,9 +184,9 @@ def section(results: Results) -> str:
     return "\n\n".join(
         [
             f"CPU time of the thread that trains, {_RANKS} ranks, {results['num_params']} tensors "
-            "of 16 elements; steps with and without the watch take turns.",
+            "of 16 elements; steps with and without the detector take turns.",
             table(headers, rows),
-            "Its notes one by one, and those of a step together; nanoseconds "
+            "Its calls one by one, and those of a step together; nanoseconds "
             "(`benchmarks/health_bench.cpp`):",
             table(note_headers, notes),
         ]

@@ -63,7 +63,7 @@ from ddpx.health import (
     peer_status,
     set_stall_timeout,
 )
-from ddpx.health.ending import tell_peers
+from ddpx.health.ending import publish_end
 from ddpx.integrations.patch import Patch, patch_ddp
 from ddpx.planning import BucketPlan, PlanReport
 from ddpx.timeline import Timeline, record
@@ -72,7 +72,7 @@ from ddpx.version import __version__
 
 dynamo.leave_alone(__name__)
 shm.register()
-tell_peers()
+publish_end()
 call_on_construction(record_if_asked)
 
 __all__ = [

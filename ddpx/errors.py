@@ -38,10 +38,10 @@ def not_one_wrapper(value: object, number: int) -> TypeError:
     )
 
 
-def nobody_watches() -> RuntimeError:
+def no_failure_detector() -> RuntimeError:
     return RuntimeError(
-        "health monitoring is off for this wrapper: the world size is 1, the process group has no "
-        "store, or DDPX_HEALTH=0 is set. Start at least 2 ranks, and do not set DDPX_HEALTH=0."
+        "the failure detector is off for this wrapper: the world size is 1, the process group has "
+        "no store, or DDPX_HEALTH=0 is set. Start at least 2 ranks, and do not set DDPX_HEALTH=0."
     )
 
 

@@ -157,7 +157,7 @@ def _cost(path: Path) -> str:
         ]
         for transport, cell in record["results"]["cells"].items()
     ]
-    headers = ["transport", "ms a step", "ns for the watch", "ns between two without it"]
+    headers = ["transport", "ms a step", "ns for the detector", "ns between two without it"]
     notes = record["results"]["notes"][0]
     return (
         f"Publishing the state of a step takes {ns_of_notes(notes, 1):.0f} ns with one bucket, "
@@ -205,7 +205,7 @@ def main() -> int:
             ),
             "## What they see",
             *sections,
-            "## What the watch costs",
+            "## What the failure detector costs",
             _cost(ROOT / "benchmarks" / "results" / "health.json"),
         ]
     )

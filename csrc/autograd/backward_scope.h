@@ -1,4 +1,4 @@
-// Tells when the outermost backward that reaches a reducer ends or aborts.
+// Detects when the outermost backward that reaches a reducer ends or aborts.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 namespace ddpx {
 
-// Hears how a tracked graph task (one run of the autograd engine) ends. Exactly one of
+// Observes how a tracked graph task (one run of the autograd engine) ends. Exactly one of
 // on_graph_task_end() and on_graph_task_abort() is called for each tracked task, on an engine
 // thread or on the thread that called backward, without the GIL. `cause`: the error of the task.
 class GraphTaskObserver {

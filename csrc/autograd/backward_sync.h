@@ -7,7 +7,7 @@
 
 namespace ddpx {
 
-// How the forward of a watched output ran.
+// Whether the forward of a watched output ran with synchronization.
 enum class ForwardSync {
   kOn,
   kOff,       // inside no_sync()

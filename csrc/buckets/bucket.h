@@ -181,7 +181,7 @@ class Bucket {
   // used the bucket have passed this point, and until the hook of a reduction in flight has ended.
   void keep_for_streams() const;
 
-  // What was packed for `slot`.
+  // The gradient that was packed for `slot`.
   const at::Tensor& packed_slot(const Slot& slot) const {
     return sparse_ ? buffer_ : slot.view;
   }

@@ -1,4 +1,4 @@
-// Which gradient lies in which bucket: a pure, immutable value, validated once.
+// Assigns each gradient to a bucket: a pure, immutable value, validated once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@ struct BucketCaps {
   std::vector<int64_t> listed_bytes;  // if not empty: one cap per bucket; the last cap repeats
 };
 
-// What the reducer may assume of the autograd graph from step to step.
+// The assumption of the reducer about the autograd graph from step to step.
 enum class GraphMode { kDefault, kFindUnused, kStatic };
 
 struct BucketSpec {

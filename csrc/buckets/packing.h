@@ -20,7 +20,7 @@ struct Misfit {
 // nullopt if the gradient can be packed. An undefined gradient can be packed.
 std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad);
 
-// What becomes of `param.grad` when a gradient is packed.
+// The place of `param.grad` after its gradient was packed.
 enum class GradPlace {
   kOwnMemory,  // `param.grad` stays where it is
   kInSlot,     // `param.grad` lies in the slot afterwards (gradient_as_bucket_view)

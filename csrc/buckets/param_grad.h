@@ -1,4 +1,4 @@
-// How `param.grad` is read and replaced.
+// Reads and replaces `param.grad`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ inline const at::Tensor& grad_of(const at::Tensor& param) {
   return param.unsafeGetTensorImpl()->grad();
 }
 
-// How often the tensor was changed in place; 0 for an inference tensor or an undefined one.
+// The number of in-place changes of the tensor; 0 for an inference tensor or an undefined one.
 inline uint32_t version_of(const at::Tensor& tensor) {
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
   return counter.enabled() ? counter.current_version() : 0;

@@ -56,8 +56,8 @@ class Collective {
 // calls of gloo do. Collective::wait() then polls for a failure of the group.
 bool needs_abort_polling(c10d::ProcessGroup& group, c10::DeviceType device);
 
-// The user's code may implement a group. Its calls may do more than the number of ranks tells, such
-// as averaging over replicas of the job, and a future may have another value than the tensor.
+// The user's code may implement a group. Its calls may do more than a sum over its ranks, such as
+// averaging over replicas of the job, and a future may have another value than the tensor.
 enum class WrittenIn { kCpp, kPython };
 
 // `transport`, if any, sums strided CPU tensors in place of the group. The backend has the ranks of

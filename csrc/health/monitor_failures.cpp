@@ -1,4 +1,4 @@
-// How a monitor declares and raises the failure of its group.
+// The methods of Monitor that declare and raise the failure of the group.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>

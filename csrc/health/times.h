@@ -51,11 +51,11 @@ constexpr int64_t shared_loss(int64_t lease) {
 constexpr int64_t distant_loss(int64_t lease) {
   return lease / 2;
 }
-// How long a rank waits for the messages of hosts before it judges late ranks.
+// The longest wait for the messages of hosts before a rank judges late ranks.
 constexpr int64_t message_wait(int64_t lease) {
   return lease / 4;
 }
-// How long a rank without a lease waits for the store.
+// The longest wait of a rank without a lease for the store.
 constexpr int64_t lease_wait(int64_t lease) {
   return lease / 3 * 2;
 }
@@ -115,8 +115,8 @@ constexpr int64_t kHostSilence = 4 * kSecond;
 static_assert(kHostSilence > kFastPeriod + 3 * kPromptAnswer);  // a host writes and reads in turn
 static_assert(kFastWriting > kHostSilence);
 
-// How long a rank looks for the cause of an error. gloo may report the end of a connection before
-// the kernel has ended the process. Messages of other hosts need the store.
+// The durations of the search for the cause of an error. gloo may report the end of a connection
+// before the kernel has ended the process. Messages of other hosts need the store.
 struct SearchTimes {
   int64_t until_all_had_time;  // for other ranks, to publish a cause that only they know
   int64_t on_one_host;

@@ -111,8 +111,8 @@ std::function<Answer()> asks(const BackendPtr& backend, Answer unknown, Question
 
 enum class Counting { kNone, kAllCalls, kCollectives };
 
-// How a backend counts its calls, by the name of its class. The type in the group is ambiguous: the
-// classes of NCCL in torch 2.15 may have the type NCCL or CUSTOM. "nccl-lazy" has no counter. A
+// The calls that a backend counts, by the name of its class. The type in the group is ambiguous:
+// the classes of NCCL in torch 2.15 may have the type NCCL or CUSTOM. "nccl-lazy" has no counter. A
 // backend in Python would need the GIL in each step.
 Counting counting_of(const BackendPtr& backend) {
   const auto name = backend ? backend->getBackendName() : "";

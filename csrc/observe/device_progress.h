@@ -46,7 +46,7 @@ class DeviceProgress {
   // until then, for peers.
   void mark_reduced(const health::Activity& waiting);
 
-  // How many steps the device is known to have done before an abort of the group. The averages of
+  // The number of steps that the device is known to have done before an abort. The averages of
   // later steps may be wrong: an aborted all-reduce ends like a complete one. nullopt where the
   // host waits for all-reduces.
   std::optional<int64_t> num_reduced() const;

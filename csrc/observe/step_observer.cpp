@@ -9,7 +9,7 @@ namespace {
 
 using health::Doing;
 
-// What each observer learns from an event.
+// The form in which each observer gets an event.
 struct Meaning {
   StepEvent event;
   std::optional<EventKind> recorded = std::nullopt;

@@ -16,7 +16,7 @@
 
 namespace ddpx {
 
-// What happens in a step, in the usual order. `index` in emit() is a param index for kGradArrived,
+// The events of a step, in the usual order. `index` in emit() is a param index for kGradArrived,
 // and a bucket index for the events of buckets.
 enum class StepEvent : uint8_t {
   kForwardBegin,

@@ -15,7 +15,7 @@ struct MemoryLimit {
   std::string source;  // where the limit comes from, for error texts
 };
 
-// How much memory the process may still allocate: the minimum over the system and its control
+// The memory that the process may still allocate: the minimum over the system and its control
 // groups. Callers check this before they allocate, since the kernel would otherwise start its
 // out-of-memory killer instead of returning an error.
 MemoryLimit available_memory(const std::string& root = "");

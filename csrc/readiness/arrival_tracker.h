@@ -19,10 +19,10 @@ enum class Arrival {
 
 class ArrivalTracker;
 
-// How many parts each gradient had in the steps so far. A layer in several reentrant checkpoints
-// gets its gradient in several parts. The number of parts is learned: in the first step no gradient
-// is final before the end of backward. Later a gradient is final when as many parts have arrived as
-// ever did in one step. In a static graph the first step alone counts.
+// The number of parts of each gradient in the steps so far. A layer in several reentrant
+// checkpoints gets its gradient in several parts. The number of parts is learned: in the first step
+// no gradient is final before the end of backward. Later a gradient is final when as many parts
+// have arrived as ever did in one step. In a static graph the first step alone counts.
 //
 // The reducer owns the history, under its mutex.
 class ArrivalHistory {

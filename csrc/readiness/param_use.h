@@ -1,4 +1,4 @@
-// What this rank knows of the use of params from step to step.
+// The knowledge of this rank about the use of params, from step to step.
 #pragma once
 
 #include <c10/core/Device.h>

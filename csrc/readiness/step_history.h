@@ -1,4 +1,4 @@
-// What earlier forwards and steps have shown about the gradients to come.
+// Facts of earlier forwards and steps about the gradients to come.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,4 +1,4 @@
-// Which params a running backward does not use, predicted when the backward begins.
+// Predicts, when a backward begins, which params the backward does not use.
 #pragma once
 
 #include <cstddef>

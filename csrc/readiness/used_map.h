@@ -1,4 +1,4 @@
-// Which params got a gradient on this rank since the last exchange, and which on any rank.
+// The params that got a gradient since the last exchange: on this rank, and on any rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,7 +43,7 @@ class UsedMap {
   // Takes the mark back: the gradient of the param is gone.
   void unmark(std::size_t param_index);
 
-  // The next exchange tells other ranks that the param has arrived in a nested graph task on this
+  // The next exchange informs other ranks that the param has arrived in a nested graph task on this
   // rank.
   void mark_nested(std::size_t param_index);
 

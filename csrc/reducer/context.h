@@ -50,7 +50,7 @@ struct ReducerOptions {
   }
 };
 
-// How far the reducer is in its steps. ReducerContext::go_to() changes the phase.
+// The progress of the reducer in its steps. ReducerContext::go_to() changes the phase.
 struct Progress {
   Phase phase = Phase::kIdle;
   bool captured = false;  // the last forward, or the running step, is captured into a graph
@@ -59,7 +59,7 @@ struct Progress {
   std::string last_error;  // empty if no step and no setting has failed
 };
 
-// What a step works with. The reducer owns the context; its mutex guards all other members.
+// The data of all steps. The reducer owns the context; its mutex guards all other members.
 struct ReducerContext {
   ReducerContext(
       Params wrapped_params, ReducerOptions wrapped_options, std::shared_ptr<Collective> group);

@@ -25,7 +25,7 @@
 
 namespace ddpx {
 
-// What the forwards since the last averaged backward have announced, in a join() context, to ranks
+// The announcement of the forwards since the last averaged backward, in a join() context, to ranks
 // that have run out of inputs.
 enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
 

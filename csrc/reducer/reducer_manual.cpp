@@ -147,7 +147,7 @@ void Reducer::await_finalization(bool output_reached) {
   emit(StepEvent::kReady);
 }
 
-// A gradient that arrives between the end of one step and the begin of another one. The gradient is
+// A gradient that arrives between the end of one step and the start of another one. The gradient is
 // in `param.grad` already.
 void Reducer::refuse_grad(std::size_t param_index) {
   if (context_.progress.phase == Phase::kFinalized) {

@@ -14,7 +14,7 @@
 
 namespace ddpx {
 
-// How a step combines the gradients of all ranks.
+// The average that a step makes of the gradients of all ranks.
 enum class Average {
   kMean,     // their sum, divided by the number of ranks
   kSum,      // their sum

@@ -12,7 +12,8 @@ std::exception_ptr destroyed_error() noexcept {
   try {
     return std::make_exception_ptr(Error(
         ErrorKind::kAborted,
-        "[ddpx shm] the process group was destroyed before this operation ran"));
+        "[ddpx shm] the process group was destroyed before this operation ran. Wait for all "
+        "operations before you destroy the group."));
   } catch (...) {
     return std::current_exception();  // no memory for the text; the operation fails all the same
   }
@@ -52,7 +53,9 @@ OperationQueue::StatePtr OperationQueue::enqueue(
   const Lock lock(mutex_);
   if (closed_) {
     throw Error(
-        ErrorKind::kAborted, "[ddpx shm] an operation was called on a destroyed process group");
+        ErrorKind::kAborted,
+        "[ddpx shm] an operation was called on a destroyed process group. Call it before you "
+        "destroy the group, or make a new group.");
   }
   check_call(call, team_->size());
   StatePtr state;

@@ -16,7 +16,7 @@
 namespace ddpx::shm {
 namespace {
 
-// What a rank publishes so that peers can connect to it.
+// The data that a rank publishes so that peers can connect to it.
 struct Endpoint {
   std::string socket_name;
   std::string token;

@@ -1,4 +1,4 @@
-// How long a rank polls a word before it sleeps on the word.
+// The time for which a rank polls a word before it sleeps on the word.
 #pragma once
 
 #include <chrono>

@@ -21,7 +21,7 @@
 
 namespace ddpx::shm {
 
-// What a rank waits for, and how long.
+// The operation for which a rank waits, and the time limit.
 struct WaitContext {
   const Descriptor& descriptor;
   Clock::time_point deadline;

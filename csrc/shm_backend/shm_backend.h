@@ -166,7 +166,10 @@ class ShmBackend final : public WatchedBackend {
   template <class Pointer>
   Pointer held(const Pointer& member) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK(member, "[ddpx shm] the process group was destroyed before this call");
+    TORCH_CHECK(
+        member,
+        "[ddpx shm] the process group was destroyed before this call. Make the call before you "
+        "destroy the group, or make a new group.");
     return member;
   }
   // Calls `start`, which starts the operation on `inner`. See GlooWork for its errors.

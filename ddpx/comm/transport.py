@@ -40,7 +40,7 @@ _logger = logging.getLogger("ddpx.comm")
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What the first wrapper of a group has found. Equal on all ranks.
+    """The result of the attempt to make a transport for a group. The same on all ranks.
 
     Attributes:
         transport: None: the group averages gradients.

@@ -79,7 +79,7 @@ class ReducerDDP(DDPInterface):
         device_mesh: A mesh of one dimension, in place of ``process_group``. The mesh may be part
             of a larger mesh.
         skip_all_reduce_unused_params: With ``find_unused_parameters``: do not communicate a bucket
-            if no rank used its parameters in the last step. Default False.
+            whose parameters no rank used in the last steps. Default False.
         bucket_cap_mb_list: The size in MiB of each bucket in turn. Further buckets have the last
             size. Default None.
         batched_grad_copy: Copy and divide all gradients of a bucket together, when the bucket is

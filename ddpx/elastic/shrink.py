@@ -23,7 +23,7 @@ from ddpx.ddp.replica import ownership
 from ddpx.elastic import errors, state_check
 from ddpx.elastic.regroup import Regrouping, abort_other_groups
 from ddpx.elastic.survivor_agreement import ACCEPTED, READY, Agreement, Rendezvous, SurvivorState
-from ddpx.errors import nobody_watches
+from ddpx.errors import no_failure_detector
 from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
 from ddpx.settings import seconds
 
@@ -298,7 +298,7 @@ def _monitor_of_failure(model: Front, step: int | None) -> _C.Monitor:
     """
     monitor = _C.monitor_of(model.process_group)
     if monitor is None:
-        raise nobody_watches()
+        raise no_failure_detector()
     # If False, the error came from another call, maybe between backward and optimizer step.
     knows_steps = monitor.has_raised and (
         not monitor.interrupted or state_check.waits_in_each_step(model)

@@ -1,4 +1,4 @@
-"""Which ranks have a state that is known to be right after a loss."""
+"""Finds the ranks whose state is known to be right after a loss."""
 
 from __future__ import annotations
 

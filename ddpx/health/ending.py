@@ -1,4 +1,4 @@
-"""The end of this rank's script: peers hear of an error, and the traceback names a lost rank."""
+"""Publishes the end of this rank's script to its peers, and names a lost rank in the traceback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _hook: Callable[..., None] | None = None  # the newest excepthook of this module
 _has_ended = False
 
 
-def tell_peers() -> None:
+def publish_end() -> None:
     """Makes the end of the script known to peers from now on.
 
     Each construction calls this again: another library may have replaced the hook for uncaught
@@ -53,10 +53,10 @@ def _watch_end_of_child(function: Callable[[], None]) -> None:
 
 
 def _forget() -> None:
-    """In a forked child. The child is no rank, but may become one if its parent was none."""
+    """Runs in a forked child, which is no rank. The child may become one if its parent was none."""
     atexit.unregister(_end)
     if not dist.is_initialized():
-        tell_peers()
+        publish_end()
 
 
 def _take_excepthook() -> None:

@@ -80,7 +80,7 @@ def peer_status(model: Wrapper | nn.Module) -> list[RankStatus]:
         A :class:`~ddpx.health.RankStatus` for each rank, including this one.
 
     Raises:
-        RuntimeError: Health monitoring is off: the world size is 1, or ``DDPX_HEALTH=0``.
+        RuntimeError: The failure detector is off: the world size is 1, or ``DDPX_HEALTH=0``.
 
     Example:
         >>> for status in ddpx.peer_status(model):
@@ -119,7 +119,7 @@ def peer_stack(
         its process is stopped, or while native code holds the GIL.
 
     Raises:
-        RuntimeError: Health monitoring is off: the world size is 1, or ``DDPX_HEALTH=0``.
+        RuntimeError: The failure detector is off: the world size is 1, or ``DDPX_HEALTH=0``.
         TypeError: ``rank`` is not an integer, or ``timeout`` is neither a number nor a timedelta.
         ValueError: ``rank`` is not another rank of the group, or ``timeout`` is below 0.001 s.
 
@@ -155,5 +155,5 @@ def _group(model: object) -> dist.ProcessGroup:
 def _monitor(group: dist.ProcessGroup) -> _C.Monitor:
     monitor = _C.monitor_of(group)
     if monitor is None:
-        raise errors.nobody_watches()
+        raise errors.no_failure_detector()
     return monitor

@@ -1,4 +1,4 @@
-"""How long a rank waits: from the script, else from the environment, else the default."""
+"""The time limits of waits: from the script, else from the environment, else the default."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def wait_for(work: dist.Work | None, group: dist.ProcessGroup, device: torch.dev
 
 def _start() -> None:
     log.start()
-    ending.tell_peers()
+    ending.publish_end()
     os.register_at_fork(after_in_child=_forget)
 
 

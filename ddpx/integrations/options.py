@@ -21,7 +21,7 @@ _Wrapped = TypeVar("_Wrapped", bound=nn.Module)
 
 @dataclass(frozen=True)
 class WrapOptions:
-    """What an adapter adds to the arguments of DDP.
+    """The options that an adapter adds to the arguments of DDP.
 
     Attributes:
         timeline: The folder into which each rank writes its part of a timeline. None: no timeline.

@@ -17,7 +17,7 @@ Buckets = tuple[tuple[int, ...], ...]
 
 DEFAULT = "default"
 # A slower all-reduce leads to other buckets. 3: communication that computation slows down.
-_SCALES = {"best": 1.0, "best for costs times 3": 3.0, "best for costs by 3": 1 / 3}
+_SCALES = {"best": 1.0, "best for costs times 3": 3.0, "best for a third of the costs": 1 / 3}
 _COARSER = "best, merged in pairs"
 _SINGLE = "single bucket"
 NAMES = (DEFAULT, *_SCALES, _COARSER, _SINGLE)
@@ -33,7 +33,7 @@ class ReadyGradient:
         num_bytes: Its size in a bucket.
         kind: A bucket contains gradients of one kind: one dtype and one device.
         alone: Whether the gradient needs a bucket of its own, as a sparse gradient does.
-        ready_s: The time in seconds from the begin of the backward until the gradient is ready on
+        ready_s: The time in seconds from the start of the backward until the gradient is ready on
             all ranks.
     """
 
@@ -69,14 +69,14 @@ def candidates(
 def predicted_end_s(
     gradients: Sequence[ReadyGradient], buckets: Buckets, cost: ReduceCost
 ) -> float:
-    """The predicted time in seconds from the begin of the backward to the end of communication."""
+    """The predicted time in seconds from the start of the backward to the end of communication."""
     return max((end for _, end in predicted_spans_s(gradients, buckets, cost)), default=0.0)
 
 
 def predicted_spans_s(
     gradients: Sequence[ReadyGradient], buckets: Buckets, cost: ReduceCost
 ) -> list[tuple[float, float]]:
-    """The predicted begin and end of each all-reduce, in seconds from the begin of the backward."""
+    """The predicted start and end of each all-reduce, in seconds from the start of the backward."""
     spans = []
     end_s = 0.0
     for bucket in buckets:

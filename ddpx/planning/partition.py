@@ -27,7 +27,7 @@ class Gradient:
 
     Attributes:
         num_bytes: Its size.
-        ready_s: The time in seconds from the begin of the backward until it is ready on all ranks.
+        ready_s: The time in seconds from the start of the backward until it is ready on all ranks.
     """
 
     num_bytes: int
@@ -71,7 +71,7 @@ def best_partition(gradients: Sequence[Gradient], cost: ReduceCost) -> list[int]
 def end_of_communication(
     gradients: Sequence[Gradient], partition: Sequence[int], cost: ReduceCost
 ) -> float:
-    """The time in seconds from the begin of the backward until all buckets are reduced.
+    """The time in seconds from the start of the backward until all buckets are reduced.
 
     Args:
         gradients: In the order of arrival.

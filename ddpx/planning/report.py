@@ -1,4 +1,4 @@
-"""What a search of the best bucket plan has found."""
+"""The result of a search of the best bucket plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MeasuredPlan:
     Attributes:
         name: How the plan was made.
         buckets: The gradients of each bucket, by index, in the order of the all-reduces.
-        predicted_end_s: The predicted time in seconds from the begin of the backward until all
+        predicted_end_s: The predicted time in seconds from the start of the backward until all
             buckets are reduced.
         measured_end_s: The measured time, as a median of steps, on the slowest rank. None: not
             measured.

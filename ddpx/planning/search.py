@@ -90,7 +90,7 @@ class PlanSearch:
 
     @property
     def report(self) -> PlanReport:
-        """What the search has found so far."""
+        """The result of the search so far."""
         num_steps = 0 if self._first is None else self._last - self._first
         return replace(self._report, num_steps=num_steps)
 
@@ -159,7 +159,7 @@ class PlanSearch:
         ends[self._state](num_steps)
 
     def _repeat(self, num_steps: int) -> None:
-        """The steps since the begin of the measurement that runs do not count."""
+        """The steps since the start of the measurement that runs do not count."""
         if self._state is State.ARRIVALS:
             self._due = num_steps + self._schedule.arrivals
         elif self._blocks is not None:

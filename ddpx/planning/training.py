@@ -1,4 +1,4 @@
-"""What a search of the best bucket plan needs of the training that it measures."""
+"""The interface through which a search of the best bucket plan measures a training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Schedule:
 
 
 class Training(Protocol):
-    """What a search needs of the training that it measures, on one rank."""
+    """The training that a search measures, on one rank."""
 
     @property
     def gradients(self) -> Sequence[ReadyGradient]:
@@ -56,10 +56,10 @@ class Training(Protocol):
         """Stops recording."""
 
     def arrivals_s(self, steps: range) -> list[float]:
-        """For each gradient the time from the begin of the backward, as a median. 0: none came."""
+        """For each gradient the time from the start of the backward, as a median. 0: none came."""
 
     def step_times_s(self, steps: range) -> list[tuple[float, float]]:
-        """For each step its duration, and the time from the begin of the backward to the end of
+        """For each step its duration, and the time from the start of the backward to the end of
         communication. 0: not known."""
 
     def reduce_time_s(self, num_bytes: int) -> float:

@@ -35,7 +35,7 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
     error file, which torchrun prints. ``ddpx.record`` records the times of buckets and steps.
 
     Args:
-        model: A :class:`ReducerDDP`, or a module around one, such as the result of
+        model: A replicated module, a wrapper, or a module around one, such as the result of
             ``torch.compile``.
         max_steps: The number of synchronized steps to record. Default: the last steps before the
             end that fit into a ring buffer of fixed size. These are about 50 steps, and fewer for
@@ -45,7 +45,7 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
         A :class:`Timeline`, which is not started.
 
     Raises:
-        TypeError: ``model`` contains no ReducerDDP, or contains several.
+        TypeError: ``model`` contains no wrapper or replicated module, or contains several.
         ValueError: ``max_steps`` is not positive.
 
     Example:

@@ -224,7 +224,7 @@ def _broadcasts_buffers() -> None:
     assert ddpx.will_sync_module_buffers(module)
     for _ in range(2):
         _forward(module)
-    module(_x())  # the begin of a forward gives all ranks the buffers of rank 0
+    module(_x())  # the start of a forward gives all ranks the buffers of rank 0
     ddpx.set_forward_sync_buffers(module, False)
     assert not ddpx.will_sync_module_buffers(module)
 

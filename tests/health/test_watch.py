@@ -1,4 +1,4 @@
-"""What the watch over ranks says of ranks that live: warnings, stacks, and when it says nothing."""
+"""What the failure detector says of ranks that live: warnings, stacks, and when it says nothing."""
 
 from __future__ import annotations
 

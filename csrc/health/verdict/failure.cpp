@@ -25,7 +25,7 @@ std::string in_ranges(const std::set<int>& ranks) {
   return text;
 }
 
-// What the user can do about the cause.
+// The remedy for the cause.
 std::string remedy(const Failure& failure) {
   switch (failure.kind) {
     case FailureKind::kStalled:
@@ -41,8 +41,7 @@ std::string remedy(const Failure& failure) {
       return "Pass find_unused_parameters=True, or freeze the same parameters on all ranks. ";
     case FailureKind::kForwards:
       return "A forward of ReducerDDP takes over rank 0's buffers, so all ranks make the same "
-             "number "
-             "of forwards. Call model.module(...) for a forward of one rank alone, or pass "
+             "number of forwards. Call model.module(...) for a forward of one rank alone, or pass "
              "forward_sync_buffers=False. ";
     case FailureKind::kMismatch:
       break;
@@ -69,7 +68,7 @@ const char* consequence(FailureKind kind) {
   return "The gradients of this step are not averaged. ";
 }
 
-// How to continue training.
+// The way to continue training.
 std::string way_on(const RankReport& report) {
   const std::string restart = "Start the job again from a checkpoint";
   if (report.failure.lost.empty() || !report.can_shrink) {

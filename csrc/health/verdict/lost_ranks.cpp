@@ -13,7 +13,7 @@ namespace {
 // The cause of the end of a rank. The report has only ranks of the first kind that is found.
 enum Blame : std::size_t { kItself, kHasLeft, kAnotherRank };
 
-// How a rank has ended.
+// The end of a rank.
 struct End {
   std::string what;
   Blame blame = kItself;

@@ -1,4 +1,4 @@
-// Which ranks are lost, and which of these ranks are blamed.
+// Finds the lost ranks, and the ranks to blame among them.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ddpx::health {
 
-// Which ranks that have left count as lost.
+// The ranks that count as lost after they have left.
 enum class Left { kNone, kOfThisHost, kAll };
 
 // The ranks that are dead, or whose scripts end with an error. A rank that fails because of another

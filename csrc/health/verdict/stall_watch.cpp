@@ -111,7 +111,7 @@ void StallWatch::warn(const Wait& wait) {
   }
 }
 
-// How a rank is late for a device, such as " for 12.3 s", or "".
+// The delay of a rank for which a device waits, such as " for 12.3 s", or "".
 std::string StallWatch::describe_late(const Wait& wait, int rank) const {
   const auto peer = wait.on_device() ? state_.peers.peer(rank) : nullptr;
   const auto theirs = peer ? peer->activity() : std::nullopt;

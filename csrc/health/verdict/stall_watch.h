@@ -13,7 +13,7 @@
 
 namespace ddpx::health {
 
-// How long a rank waits for other ranks before it warns, and before it raises. Settings of this
+// The time limits of a wait for other ranks: until a warning, and until an error. Settings of this
 // process. Any thread may change them at any time.
 struct StallTimeouts {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();

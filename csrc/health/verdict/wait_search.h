@@ -11,7 +11,7 @@ namespace ddpx::health {
 
 // A wait of this rank for other ranks.
 struct Wait {
-  // How this rank waits, as far as it knows.
+  // The kind of wait, as far as this rank knows.
   enum class Kind {
     kHost,      // the host waits in a call
     kLaunched,  // the device waits, or will wait: a rank has not launched what this rank has

@@ -1,4 +1,4 @@
-"""What the command tells the ranks, and what each rank records."""
+"""The settings that the command passes to the ranks, and the record of each rank."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _text(report: PlanReport, plan: BucketPlan) -> str:
     caps = ", ".join(f"{cap:.6g}" for cap in plan.cap_mb_list)
     return (
         f"{plan_rows.title(report)}.\n\n{table(headers, rows)}\n\n"
-        "The end of communication counts from the begin of the backward. For torch's DDP:\n"
+        "The end of communication counts from the start of the backward. For torch's DDP:\n"
         f"bucket_cap_mb_list=[{caps}]"
     )
 

@@ -145,7 +145,7 @@ class After(Hook):
 
 
 class NoHook:
-    """In the place of a hook, in a copy by a class that copies modules in its own way."""
+    """Takes the place of a hook in a copy by a class that copies modules in its own way."""
 
     def __call__(self, module: nn.Module, *_: Any) -> None:
         """Removes itself."""

@@ -1,4 +1,4 @@
-"""What a wrapper and the hooks of ``ddpx.replicate`` have in common: the steps of a forward.
+"""The steps of a forward, for a wrapper and for the hooks of ``ddpx.replicate``.
 
 A class derived from ``ReducerDDP`` may override each of the methods, or call it. All methods and
 attributes but ``_ddpx`` have names of DDP, so that names of such a class collide with DDP's names
@@ -36,7 +36,7 @@ class Front(GradientInterface):
     # ---- forward -------------------------------------------------------------------------------
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """What a forward does before the module runs. Returns the inputs of the module."""
+        """Prepares a forward before the module runs. Returns the inputs of the module."""
         replica = self._ddpx
         averaging = replica.averaging
         reducer = averaging.reducer
@@ -78,7 +78,7 @@ class Front(GradientInterface):
         return ActiveWrapper(self)
 
     def _post_forward(self, output: Any) -> Any:
-        """What a forward does after the module has run. Returns the output of the forward."""
+        """Completes a forward after the module has run. Returns the output of the forward."""
         replica = self._ddpx
         averaging = replica.averaging
         if averaging.may_have_yielded and replica.is_part_of_another():

@@ -50,7 +50,7 @@ def set_requires_gradient_sync(model: nn.Module, requires_gradient_sync: bool) -
     The name is that of FSDP2. ``no_sync()`` does the same for a block.
 
     Args:
-        model: A :class:`ReducerDDP`, or a module around one.
+        model: A replicated module, a wrapper, or a module around one.
         requires_gradient_sync: True to average gradients, False to keep them local.
 
     Example:
@@ -71,7 +71,7 @@ def reset(model: nn.Module) -> None:
     steps the call has no effect.
 
     Args:
-        model: A :class:`ReducerDDP`, or a module around one.
+        model: A replicated module, a wrapper, or a module around one.
 
     Raises:
         RuntimeError: A backward is running.
@@ -88,12 +88,12 @@ def reset(model: nn.Module) -> None:
 def bucket_plan(model: nn.Module) -> BucketPlan:
     """Returns the buckets of a wrapper, as they are now.
 
-    Buckets are rebuilt once, at the begin of the second step in most modes. So make some steps
+    Buckets are rebuilt once, at the start of the second step in most modes. So make some steps
     before the call. With ``bucket_cap_mb="auto"``, the plan is the lasting one when
     ``ddpx.plan_report(model).final`` is true.
 
     Args:
-        model: A :class:`ReducerDDP`, or a module around one.
+        model: A replicated module, a wrapper, or a module around one.
 
     Example:
         >>> ddpx.bucket_plan(model).buckets
@@ -111,7 +111,7 @@ def plan_report(model: nn.Module) -> PlanReport | None:
     at the end of the search, at level INFO of the logger ``ddpx.planning``.
 
     Args:
-        model: A :class:`ReducerDDP`, or a module around one.
+        model: A replicated module, a wrapper, or a module around one.
 
     Returns:
         None without ``bucket_cap_mb="auto"``.
@@ -136,7 +136,7 @@ def wait_for_gradients(model: nn.Module) -> None:
     has waited already.
 
     Args:
-        model: A :class:`ReducerDDP`, or a module around one.
+        model: A replicated module, a wrapper, or a module around one.
 
     Raises:
         RankError: The group cannot continue. The gradients may be wrong.
@@ -161,7 +161,7 @@ def set_check_finite(model: nn.Module, enabled: bool = True) -> None:
     such steps and skips them.
 
     Args:
-        model: A :class:`ReducerDDP`, or a module around one.
+        model: A replicated module, a wrapper, or a module around one.
         enabled: True to turn the check on, False to turn it off. Default True.
 
     Raises:
@@ -192,7 +192,7 @@ def set_weight(model: nn.Module, weight: float | torch.Tensor) -> None:
     same holds if all weights are 0.
 
     Args:
-        model: A :class:`ReducerDDP`, or a module around one.
+        model: A replicated module, a wrapper, or a module around one.
         weight: The number of items, such as tokens: a number, or a tensor with one element. 0 if
             this rank has no items.
 
@@ -219,7 +219,7 @@ def register_post_sync_hook(
     An exception of ``fn`` reaches the caller of ``backward()``.
 
     Args:
-        model: A :class:`ReducerDDP`, or a module around one.
+        model: A replicated module, a wrapper, or a module around one.
         param_or_module: A parameter, or a module. For a module, the wrapper calls ``fn`` for
             each parameter of the module that the wrapper averages.
         fn: The hook. The return value is ignored.
@@ -256,7 +256,7 @@ def synchronized_grads(
     ``param.grad`` does not change.
 
     Args:
-        model: A :class:`ReducerDDP`, or a module around one.
+        model: A replicated module, a wrapper, or a module around one.
         loss: A scalar tensor.
         tensors: Parameters, or other tensors of the graph.
         retain_graph: Keep the graph for another backward. Default False.

@@ -90,7 +90,7 @@ class JoinInterface(BufferInterface, Joinable):
         return self.process_group
 
     def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None:
-        """Tells ranks without batches whether the next backward of this rank averages.
+        """Announces to ranks without batches whether the next backward of this rank averages.
 
         A collective call, at each forward in a join context.
 
@@ -101,7 +101,7 @@ class JoinInterface(BufferInterface, Joinable):
             On a rank without batches: whether the next backward of the other ranks averages.
         """
         if is_joined_rank:
-            return self._ddpx.uneven.hear_step(self.process_group, self.device)
+            return self._ddpx.uneven.receive_step(self.process_group, self.device)
         self._ddpx.uneven.announce_step(self.reducer, self.device)
         return None
 

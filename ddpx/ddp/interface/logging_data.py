@@ -139,7 +139,7 @@ def _join(values: object) -> str:
 
 @refuse("model.logger", _OF_LOGGER)
 class Logger:
-    """In the place of the object of torch's C++ core that DDP has as ``logger``."""
+    """Takes the place of the object of torch's C++ core that DDP has as ``logger``."""
 
     def __init__(self, wrapper: GradientInterface) -> None:
         self._wrapper = weakref.proxy(wrapper)

@@ -81,7 +81,7 @@ class Replica:
 
     @property
     def way_to_end(self) -> str:
-        """What the user does to end the averaging, for errors."""
+        """The way to end the averaging, for errors."""
         if self._module.keeps:
             return "delete the other wrapper"
         return "call ddpx.unreplicate() with the other module"

@@ -78,14 +78,14 @@ class UnevenInputs:
         wrapper.reducer.set_divisor(divisor)
 
     def announce_step(self, reducer: Reducer, device: torch.device) -> None:
-        """Tells ranks without batches whether the next backward of this rank is synchronized."""
+        """Announces to ranks without batches whether the next backward of this rank averages."""
         syncs = reducer.sync_enabled
         if self._open_context is not None:
             reducer.announce_joined_step(syncs)
         _sum_over_ranks(float(syncs), reducer.process_group, device)
 
-    def hear_step(self, group: dist.ProcessGroup, device: torch.device) -> bool:
-        """On a rank without batches: whether the next backward of the other ranks averages."""
+    def receive_step(self, group: dist.ProcessGroup, device: torch.device) -> bool:
+        """Returns, on a rank without batches, whether the next backward of the others averages."""
         return bool(_sum_over_ranks(0.0, group, device).item())
 
     def leave(self, reducer: Reducer, number: int | None = None) -> None:

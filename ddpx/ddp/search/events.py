@@ -22,8 +22,8 @@ _NS = 1e-9
 def times_of_steps(events: torch.Tensor, steps: range) -> list[tuple[float, float]]:
     """The duration of each step, and the end of its communication, in seconds.
 
-    A step lasts from the begin of its last forward to its end. Local micro-steps before it do not
-    count. Communication ends with the wait for the last bucket; its time counts from the begin of
+    A step lasts from the start of its last forward to its end. Local micro-steps before it do not
+    count. Communication ends with the wait for the last bucket; its time counts from the start of
     the backward. 0 for what the events do not tell.
 
     Args:
@@ -39,7 +39,7 @@ def times_of_steps(events: torch.Tensor, steps: range) -> list[tuple[float, floa
 
 
 def arrivals_of(events: torch.Tensor, steps: range, num_params: int) -> list[float]:
-    """The time of each gradient since the begin of the backward in seconds, as a median of steps.
+    """The time of each gradient since the start of the backward in seconds, as a median of steps.
 
     The last part of a gradient counts. 0 for a gradient that never came.
     """

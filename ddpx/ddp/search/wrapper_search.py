@@ -79,7 +79,7 @@ class WrapperSearch:
 
     @property
     def report(self) -> PlanReport:
-        """What the search has found so far."""
+        """The result of the search so far."""
         return self._search.report
 
     def suspend(self) -> None:
@@ -99,7 +99,7 @@ class WrapperSearch:
             RuntimeError: The current stream is captured, and the search has not ended.
         """
         if (captured or _is_captured(replica.device)) and not self.report.final:
-            raise _capture_while_searching(self.report)
+            raise _capture_while_searching(replica.group.rank(), self.report)
         self._reducer.prepare_forward(captured)
         in_backward = torch._C._current_graph_task_id() != -1
         if self._reducer.phase == _C.Phase.IDLE and not in_backward:
@@ -262,9 +262,10 @@ def hook_excluded(call: str) -> RuntimeError:
     )
 
 
-def _capture_while_searching(report: PlanReport) -> RuntimeError:
+def _capture_while_searching(rank: int, report: PlanReport) -> RuntimeError:
     return RuntimeError(
-        "a step is captured into a CUDA graph, but bucket_cap_mb='auto' has not chosen the buckets "
-        f"yet: {report}. The choice needs up to {MOST_STEPS} steps. Train without a capture until "
-        "ddpx.plan_report(model).final is true, or pass the plan of another run: bucket_plan=."
+        f"[ddpx rank {rank}] a step is captured into a CUDA graph, but bucket_cap_mb='auto' has "
+        f"not chosen the buckets yet: {report}. The choice needs up to {MOST_STEPS} steps. Train "
+        "without a capture until ddpx.plan_report(model).final is true, or pass the plan of "
+        "another run: bucket_plan=."
     )

@@ -111,7 +111,7 @@ def _children(item: Any, kind: type) -> list[Any]:
 
 
 def _attributes(item: Any, kind: type) -> dict[str, Any]:
-    """What ``item`` holds in slots and in its ``__dict__``, without properties."""
+    """The values in the slots and in the ``__dict__`` of ``item``, without properties."""
     found = {}
     for cls in kind.__mro__:
         members = cls.__dict__

@@ -180,7 +180,7 @@ def _text(summary: Summary) -> str:
 
 
 def _about_steps(summary: Summary) -> Iterator[str]:
-    """Which of the steps that were asked for are missing, and why."""
+    """Sentences about requested steps that are missing, with the reasons."""
     number = len(summary.steps) + len(summary.left_out)
     if summary.asked_steps is not None and number < summary.asked_steps:
         yield (

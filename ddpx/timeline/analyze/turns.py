@@ -1,4 +1,4 @@
-"""When the reductions of buckets begin on a device, where each one waits for its turn."""
+"""Computes when the reductions of buckets begin on a device, where each one waits for its turn."""
 
 from __future__ import annotations
 

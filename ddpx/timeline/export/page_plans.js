@@ -6,7 +6,7 @@ function drawPlans(section, {title, ready, rows}) {
   section.hidden = false;
   const ends = rows.flatMap((row) => [row.predictedEnd, row.measuredEnd ?? 0]);
   const length = 1.02 * Math.max(...ready, ...ends);
-  section.append(element("p", {}, `${title}. Times count from the begin of the backward.`));
+  section.append(element("p", {}, `${title}. Times count from the start of the backward.`));
   for (const row of rows) section.append(planFigure(row, ready, length));
 }
 

@@ -57,7 +57,7 @@ def make_figure(report: PlanReport) -> Figure:
     rows = figure.subplots(max(len(plans), 1), 1, sharex=True, squeeze=False)
     for number, plan in enumerate(plans):
         _draw_plan(rows[number][0], arrivals_ms(report), plan)
-    rows[-1][0].set_xlabel("ms since the begin of the backward")
+    rows[-1][0].set_xlabel("ms since the start of the backward")
     return figure
 
 

@@ -18,11 +18,11 @@ _MS = 1e3
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A plan over the time of a backward. Times count from the begin of the backward.
+    """A plan over the time of a backward. Times count from the start of the backward.
 
     Attributes:
         title: The name of the plan, its number of buckets, and the time of a step.
-        spans_ms: The predicted begin and end of each all-reduce, in order.
+        spans_ms: The predicted start and end of each all-reduce, in order.
         sizes: The size of each bucket, as a text.
         predicted_end_ms: The predicted end of communication.
         measured_end_ms: The measured end of communication. None: not measured.
@@ -41,7 +41,7 @@ def title(report: PlanReport) -> str:
 
 
 def arrivals_ms(report: PlanReport) -> list[float]:
-    """The time of each gradient on its slowest rank, in ms since the begin of the backward."""
+    """The time of each gradient on its slowest rank, in ms since the start of the backward."""
     return [gradient.ready_s * _MS for gradient in report.gradients]
 
 

@@ -1,4 +1,4 @@
-"""What the picture and the page draw of a step: rows, bars, labels and the legend."""
+"""The rows, bars, labels and the legend that the picture and the page draw of a step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Times(NamedTuple):
     written: int
 
     def span(self, state: str) -> Interval:
-        """When the bucket was in one of ``STATES``."""
+        """The interval in which the bucket was in one of ``STATES``."""
         begin, end = STATES[state]
         return Interval(getattr(self, begin), getattr(self, end))
 
