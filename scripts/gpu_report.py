@@ -216,15 +216,16 @@ def report(results: Results) -> str:
 
 
 def status(results: Results) -> str:
-    """One sentence for the first screen of the README."""
+    """The sentences for the first screen of the README."""
     counts = collections.Counter(row["outcome"] for row in results.tests.values())
+    sanitized = [row["outcome"] != "not run" for row in results.tables["sanitizer"].values()]
     run = results.last_run
     machine = results.runs[run]
     return (
         f"**GPU:** last run on {run[:10]}, on one {machine['device']} (torch {machine['torch']}). "
         f"{counts['passed']} device tests passed, {counts['failed']} failed, {counts['skipped']} "
-        f"were skipped, {counts['not run']} have not run. [docs/gpu.md](docs/gpu.md) has the "
-        "commits and figures."
+        f"were skipped, {counts['not run']} have not run. Under the sanitizer, {sum(sanitized)} of "
+        f"{len(sanitized)} have run. [docs/gpu.md](docs/gpu.md) has the commits and figures."
     )
 
 
