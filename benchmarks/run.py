@@ -7,8 +7,9 @@ README.md gets a summary between its marks.
     python benchmarks/run.py --torch 2.15.0 [--only NAME]...
 
 The page is made from the JSON files of all parts, so one part can be measured alone. With a
-folder, no tracked file changes. With a version, everything runs with that torch in a new virtual environment. The JSON files lie in a
-folder of that torch, and the page shows its figures beside the others.
+folder, no tracked file changes. With a version, everything runs with that torch in a new virtual
+environment. The JSON files lie in a folder of that torch, and the page shows its figures beside the
+others.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "../errors.h"
 #include "python_calls.h"
@@ -79,9 +78,9 @@ class UsersHook final : public c10d::PythonCommHook {
   at::Tensor parseHookResult(const c10::IValue& result) override {
     if (result.isPyObject()) {
       const py::gil_scoped_acquire gil;
-      const auto value = torch::jit::toPyObject(result);
-      if (PyExceptionInstance_Check(value.ptr())) {  // the script has called set_exception()
-        PyErr_SetObject(PyExceptionInstance_Class(value.ptr()), value.ptr());
+      auto* value = result.toPyObjectHolder()->getPyObject();
+      if (PyExceptionInstance_Check(value)) {  // the script has called set_exception()
+        PyErr_SetObject(PyExceptionInstance_Class(value), value);
         throw_hook_error(py::error_already_set());
       }
     }
