@@ -4,6 +4,7 @@
     python3 scripts/gpu.py --out FILE                    # leaves the committed file as it is
     python3 scripts/gpu.py --merge FILE                  # takes the newer results of FILE
     python3 scripts/gpu.py --status                      # what is missing; needs no GPU
+    python3 scripts/gpu.py --collect                     # adds the tests without a result
     python3 scripts/gpu.py --parts tests --tests parity  # tests with "parity" in their id, again
     python3 scripts/gpu_report.py                        # writes docs/gpu.md and README.md
 
@@ -36,7 +37,7 @@ from typing import Any
 from gpu_command import ROOT, run
 from gpu_order import in_order, sanitized
 from gpu_parts import PARTS, measure, needs, outcome
-from gpu_results import TABLES, Results, Row, State, load
+from gpu_results import NEWER, NO_TIME, TABLES, Results, Row, State, load
 from gpu_sources import digest_of_test, sources_digest
 from gpu_workers import Workers, collect
 
@@ -190,16 +191,31 @@ def _num_workers(session: Session) -> int:
     return int(max(1, min(machine["cores"] // 2, by_memory, _MOST_WORKERS)))
 
 
+def expect_tests(results: Results, reason: str) -> tuple[list[str], set[str], dict[str, str]]:
+    """Adds a row for each test of the selection without a result.
+
+    Returns:
+        All tests, those of the selection, and the errors of files that pytest cannot import.
+    """
+    every, short, errors = collect()
+    for table, of_table in (("tests", list), ("sanitizer", sanitized)):
+        results.expect(
+            table,
+            set(of_table(short)),
+            set(of_table(every)),
+            is_complete=not errors,
+            reason=reason,
+        )
+    return every, set(short), errors
+
+
 def collect_tests(session: Session) -> tuple[list[str], set[str]]:
     """Returns all tests, and those of the selection, which get a row in the file."""
-    every, short, errors = collect()
-    results = session.results
-    results.expect("tests", set(short), set(every), is_complete=not errors)
-    results.expect("sanitizer", set(sanitized(short)), (), is_complete=not errors)
+    every, short, errors = expect_tests(session.results, NO_TIME)
     for file, text in errors.items():
         session.put("tests", file, {"outcome": "failed", "text": text, "seconds": 0.0}, "")
     session.save()
-    return every, set(short)
+    return every, short
 
 
 def run_missing(session: Session, every: list[str], short: set[str], states: States) -> None:
@@ -246,6 +262,7 @@ def _parse() -> argparse.Namespace:
     add("--out", type=Path, help="the file that is written; default: --results")
     add("--merge", type=Path, metavar="FILE", help="take the newer results of FILE, run nothing")
     add("--status", action="store_true", help="print what is missing, run nothing")
+    add("--collect", action="store_true", help="add the tests without a result, run nothing")
     add("--total-s", type=float, default=TOTAL_S, help="time limit in s, with the build")
     add(
         "--tests",
@@ -267,7 +284,13 @@ def main() -> int:
     if arguments.merge:
         results.merge(load(arguments.merge))
         results.save(arguments.out or arguments.results)
-    if arguments.merge or arguments.status:
+    if arguments.collect:
+        _, _, errors = expect_tests(results, NEWER)
+        if errors:
+            print(*errors.values(), sep="\n", file=sys.stderr)
+            return 1
+        results.save(arguments.out or arguments.results)
+    if arguments.merge or arguments.status or arguments.collect:
         print(status(results))
         return 0
     reason = _why_not(arguments.device)

@@ -15,6 +15,7 @@ SCHEMA = 2
 TABLES = ("parts", "tests", "sanitizer")
 OUTCOMES = ("passed", "failed", "skipped", "not run")
 NO_TIME = "no time was left"
+NEWER = "no GPU was there since the test was written"
 Row = dict[str, Any]
 State = Literal["current", "older", "missing"]
 
@@ -59,7 +60,12 @@ class Results:
         return "current" if row["sources"] == digest else "older"
 
     def expect(
-        self, table: str, expected: Collection[str], others: Collection[str], is_complete: bool
+        self,
+        table: str,
+        expected: Collection[str],
+        others: Collection[str],
+        is_complete: bool,
+        reason: str = NO_TIME,
     ) -> None:
         """Adds a row for each expected test without a result.
 
@@ -68,6 +74,7 @@ class Results:
             expected: The tests that have to run.
             others: Further tests that exist. Their results are kept.
             is_complete: Whether no other test exists. Rows of others are then removed.
+            reason: Why the new rows have no result.
         """
         rows = self.tables[table]
         for name in list(rows):
@@ -75,7 +82,7 @@ class Results:
             if gone or (rows[name]["outcome"] == "not run" and name not in expected):
                 del rows[name]
         for name in expected:
-            rows.setdefault(name, {"outcome": "not run", "text": NO_TIME})
+            rows.setdefault(name, {"outcome": "not run", "text": reason})
 
     def merge(self, other: Results) -> None:
         """Takes each row that is newer in ``other``.

@@ -108,11 +108,17 @@ def _num_ranks(item: pytest.Item) -> int:
 def _part(name: str, cases: list[pytest.Item], strength: int) -> list[pytest.Item]:
     if len(cases) < SMALL_MATRIX:
         return cases
-    params = [
-        {key: repr(value) for key, value in item.callspec.params.items()}  # type: ignore[attr-defined]
-        for item in cases
-    ]
-    return [cases[index] for index in cover(params, name, strength)]
+    return [cases[index] for index in cover([_values(item) for item in cases], name, strength)]
+
+
+def _values(item: pytest.Item) -> dict[str, str]:
+    """The params of a test as texts. A number of ranks has the device with it."""
+    params = item.callspec.params  # type: ignore[attr-defined]
+    device = params.get("device", "")
+    return {
+        key: f"{device} {value!r}" if key in NUMBERS_OF_RANKS else repr(value)
+        for key, value in params.items()
+    }
 
 
 @pytest.fixture(scope="session")

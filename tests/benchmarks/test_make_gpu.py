@@ -24,7 +24,7 @@ import gpu_report  # noqa: E402
 import gpu_sources  # noqa: E402
 from gpu_order import RANKS, in_order, ranks_of, sanitized  # noqa: E402
 from gpu_parts import PARTS, Part  # noqa: E402
-from gpu_results import NO_TIME, Results, Unusable, load  # noqa: E402
+from gpu_results import NEWER, NO_TIME, Results, Unusable, load  # noqa: E402
 from gpu_sources import digest_of_test, sources_digest  # noqa: E402
 
 MADE_UP = {"kind": "cuda", "device": "made-up GPU", "torch": "0.0", "python": "0.0"}
@@ -79,6 +79,14 @@ def test_results_beyond_the_selection_are_kept() -> None:
     results.expect("tests", ["selected"], ["passed", "late", "never run"], is_complete=True)
     outcomes = {name: row["outcome"] for name, row in results.tests.items()}
     assert outcomes == {"passed": "passed", "selected": "not run"}
+
+
+def test_a_new_row_has_its_reason() -> None:
+    results = Results()
+    results.expect("tests", ["old"], (), is_complete=True)
+    results.expect("tests", ["old", "new"], (), is_complete=True, reason=NEWER)
+    texts = {name: row["text"] for name, row in results.tests.items()}
+    assert texts == {"old": NO_TIME, "new": NEWER}
 
 
 def test_a_result_is_current_older_or_missing() -> None:

@@ -35,6 +35,9 @@ START_METHOD = cast(StartMethod, os.environ.get("DDPX_TEST_START_METHOD", "forks
 class NcclRanks(int):
     """A number of NCCL ranks, which share one GPU. A plain number of ranks uses gloo."""
 
+    def __repr__(self) -> str:
+        return f"NcclRanks({int(self)})"
+
 
 def on_devices(*world_sizes: int) -> pytest.MarkDecorator:
     """Parametrizes a test's ``device`` and ``world_size``.

@@ -215,6 +215,17 @@ c10::intrusive_ptr<c10d::Work> LateBackend::allgather(
        options](c10d::Backend& gloo) mutable { return gloo.allgather(to, from, options); });
 }
 
+c10::intrusive_ptr<c10d::Work> LateBackend::_allgather_base(
+    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  return queue(
+      "allgather",
+      c10d::OpType::_ALLGATHER_BASE,
+      {output, input},
+      options.asyncOp,
+      [to = cpu_view(output).view({-1}), from = cpu_view(input).view({-1}), options](
+          c10d::Backend& gloo) mutable { return gloo._allgather_base(to, from, options); });
+}
+
 c10::intrusive_ptr<c10d::Work> LateBackend::barrier(const c10d::BarrierOptions& options) {
   auto work =
       queue("barrier", c10d::OpType::BARRIER, {}, options.asyncOp, [options](c10d::Backend& gloo) {

@@ -1,4 +1,4 @@
-"""The five kernels of SyncBatchNorm for CPUs. torch has them for accelerators only.
+"""The five kernels of SyncBatchNorm for other devices. torch has them for GPUs only.
 
 They are registered with torch's dispatcher, so that torch's own SyncBatchNorm runs on them
 unchanged. As the CUDA kernels, they compute statistics of half-precision inputs in single
@@ -110,8 +110,8 @@ def _backward_elemt(
     return (result * _per_channel(scale, input)).to(input.dtype)
 
 
-def install() -> None:
-    """Makes SyncBatchNorm run on CPUs."""
+def install_kernels(dispatch_key: str) -> None:
+    """Registers the kernels for a device without kernels of its own."""
     global _library
     _library = torch.library.Library("aten", "IMPL")
     for name, kernel in {
@@ -121,8 +121,12 @@ def install() -> None:
         "batch_norm_backward_reduce": _backward_reduce,
         "batch_norm_backward_elemt": _backward_elemt,
     }.items():
-        _library.impl(name, kernel, "CPU")
+        _library.impl(name, kernel, dispatch_key)
 
+
+def install() -> None:
+    """Makes SyncBatchNorm run on CPUs."""
+    install_kernels("CPU")
     forward = nn.SyncBatchNorm.forward
 
     def forward_on_cpu(self: nn.SyncBatchNorm, input: Tensor) -> Any:
