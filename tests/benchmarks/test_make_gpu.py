@@ -380,6 +380,16 @@ def test_the_pages_have_the_committed_results() -> None:
     assert gpu_report.report(results) in page
 
 
+def test_the_committed_file_has_each_test(tmp_path: Path) -> None:
+    """Tests that no GPU has run are counted. After a new test: python scripts/gpu.py --collect"""
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, ROOT / "scripts" / "gpu.py", "--collect", "--out", out]
+    subprocess.run(command, check=True, timeout=100)
+    committed, collected = load(gpu.RESULTS), load(out)
+    for table in ("tests", "sanitizer"):
+        assert committed.tables[table].keys() == collected.tables[table].keys()
+
+
 def test_texts_of_results_have_no_folders_of_a_machine() -> None:
     text = f'File "/a/lib/python3.12/site-packages/torch/b.py"\n  File "{gpu.ROOT}/ddpx/c.py"'
     assert gpu._without_folders(text) == 'File "torch/b.py"\n  File "ddpx/c.py"'
