@@ -72,13 +72,14 @@ def test_bits_of_ddp(device_ranks, device, mode, world_size):
         assert total.identical, "\n".join(total.differences[:20])
 
 
-def _compare_with_whole_batch(device: str) -> None:
+def _compare_with_whole_batch(device: str, of_layers: str) -> None:
     """The ranks have parts of one batch. Of several ranks, the last has an empty part."""
     _use_kernels(device)
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     whole = _net().double()
-    part = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole)).to(device)
+    group = dist.new_group() if of_layers == "own group" else None
+    part = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole), group).to(device)
     model = ReducerDDP(part, bucket_cap_mb=0.0005)
     sizes = [BATCH + r for r in range(size)]
     if size > 1:
@@ -102,5 +103,6 @@ def _compare_with_whole_batch(device: str) -> None:
 
 
 @on_devices(2, 3)
-def test_gradients_of_the_whole_batch(device_ranks, device, world_size):
-    device_ranks(device, world_size).run(_compare_with_whole_batch, device)
+@pytest.mark.parametrize("of_layers", ["wrapper's group", "own group"])
+def test_gradients_of_the_whole_batch(device_ranks, device, world_size, of_layers):
+    device_ranks(device, world_size).run(_compare_with_whole_batch, device, of_layers)
