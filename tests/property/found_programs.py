@@ -84,6 +84,16 @@ FOUND: dict[str, Program] = {
         actions=(Step(usage="bypass", left_out=((3,), (3,))), Step(), Step()),
         layers=(Layer(), Layer(), Layer(), Layer(optional=True)),
     ),
+    "a kept view that no rank uses, cleared on one rank": Program(
+        actions=(
+            Step(),
+            Act(name="clear one gradient"),
+            Step(usage="outputs apart, in reverse", zero="keep"),
+        ),
+        layers=(Layer(), Layer(), Layer()),
+        mode="unused",
+        views=True,
+    ),
     "failure in the first backward of a static graph": Program(
         actions=(Fail(), Step()),
         layers=(Layer(kind="no bias"), Layer(kind="no bias", checkpoint="reentrant", tied=True)),
