@@ -32,8 +32,8 @@ py::cpp_function returning_a_future(py::object hook) {
 // An error of the user's hook whose type is not RuntimeError. The script gets the same object.
 class PythonHookError final : public HookError {
  public:
-  explicit PythonHookError(const py::error_already_set& error)
-      : HookError(error.what(), error.matches(PyExc_RuntimeError)), error_(error) {}
+  PythonHookError(const py::error_already_set& error, bool may_be_of_call)
+      : HookError(error.what(), may_be_of_call), error_(error) {}
 
   void raise_own(const std::string& note) const override {
     const py::gil_scoped_acquire gil;
@@ -53,12 +53,12 @@ class PythonHookError final : public HookError {
   py::error_already_set error_;
 };
 
-// A RuntimeError may come from the collective calls of the hook. Needs the GIL.
-[[noreturn]] void throw_hook_error(const py::error_already_set& error) {
+// Needs the GIL.
+[[noreturn]] void throw_hook_error(const py::error_already_set& error, bool may_be_of_call) {
   if (error.type().ptr() == PyExc_RuntimeError) {
-    throw HookError(error.what(), /*may_be_of_call=*/true);
+    throw HookError(error.what(), may_be_of_call);
   }
-  throw PythonHookError(error);
+  throw PythonHookError(error, may_be_of_call);
 }
 
 // Turns errors of the hook into HookError.
@@ -71,7 +71,8 @@ class UsersHook final : public c10d::PythonCommHook {
       return PythonCommHook::runHook(bucket);
     } catch (const py::error_already_set& error) {
       const py::gil_scoped_acquire gil;
-      throw_hook_error(error);
+      // A RuntimeError may come from the collective calls of the hook.
+      throw_hook_error(error, error.matches(PyExc_RuntimeError));
     }
   }
 
@@ -81,7 +82,8 @@ class UsersHook final : public c10d::PythonCommHook {
       auto* value = result.toPyObjectHolder()->getPyObject();
       if (PyExceptionInstance_Check(value)) {  // the script has called set_exception()
         PyErr_SetObject(PyExceptionInstance_Class(value), value);
-        throw_hook_error(py::error_already_set());
+        // A callback may have caught the error of a collective call, and set an error of its own.
+        throw_hook_error(py::error_already_set(), /*may_be_of_call=*/true);
       }
     }
     return PythonCommHook::parseHookResult(result);

@@ -218,6 +218,43 @@ def test_who_has_come_out_of_a_hook_is_not_late() -> None:
     assert [ending.value for ending in endings] == [[], []]
 
 
+def _lose_a_rank_of_a_hook() -> str:
+    """A callback sets an error of its own in place of the error of the collective call."""
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def replace_error(future: torch.futures.Future[list[torch.Tensor]]) -> None:
+            try:
+                result.set_result(future.value()[0])
+            except RuntimeError:
+                result.set_exception(ValueError("the sum failed"))
+
+        work.get_future().add_done_callback(replace_error)
+        return result
+
+    model = ReducerDDP(nn.Linear(4, 4))
+    model.register_comm_hook(None, hook)
+    for _ in range(2):  # later forwards agree on nothing
+        model(torch.ones(2, 4)).sum().backward()
+    let_meet(model)
+    if dist.get_rank() == 1:
+        os._exit(3)
+    try:
+        model(torch.ones(2, 4)).sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_an_error_set_by_a_callback_hides_no_lost_rank() -> None:
+    text = run(2, _lose_a_rank_of_a_hook, exit_codes={1: 3})[0].value
+    assert "RankFailure: [ddpx rank 0, " in text, text
+    assert "rank 1 (host " in text and "the sum failed" in text, text
+
+
 def _lose_a_rank_of_a_part() -> str:
     """The ranks of the job form two groups. The last rank of the second group ends."""
     parts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
