@@ -5,16 +5,20 @@
 namespace ddpx {
 namespace {
 
-// Without `precision`, the precision stays. A failed allocation changes nothing.
-void install_comm_hook(
-    ReducerContext& context,
-    std::shared_ptr<CommHook> hook,
-    const std::optional<Precision>& precision) {
+void refuse_second_hook(ReducerContext& context) {
   if (context.settings.comm_hook) {
     context.raise(
         "register_comm_hook or register_builtin_comm_hook can only be called once. Combine the "
         "hooks into one function, or wrap the module again.");
   }
+}
+
+// Without `precision`, the precision stays. A failed allocation changes nothing.
+void install_comm_hook(
+    ReducerContext& context,
+    std::shared_ptr<CommHook> hook,
+    const std::optional<Precision>& precision) {
+  refuse_second_hook(context);  // another thread may have registered a hook meanwhile
   const bool keeps_buckets = context.communicates() && !precision;
   const auto before = context.options.precision;
   context.options.precision = precision.value_or(before);
@@ -27,6 +31,7 @@ void install_comm_hook(
   } catch (...) {
     context.options.precision = before;
     context.settings.comm_hook.reset();
+    context.settings.comm_hook_is_registered = false;
     throw;
   }
 }
@@ -34,12 +39,14 @@ void install_comm_hook(
 }  // namespace
 
 void set_comm_hook(Reducer& reducer, std::shared_ptr<CommHook> hook) {
+  reducer.change(refuse_second_hook);  // also within a backward, as in DDP
   reducer.change_between_steps("register_comm_hook()", [&](ReducerContext& context) {
     install_comm_hook(context, std::move(hook), std::nullopt);
   });
 }
 
 void set_mixed_precision(Reducer& reducer, Precision precision, std::shared_ptr<CommHook> hook) {
+  reducer.change(refuse_second_hook);
   reducer.change_between_steps("register_comm_hook()", [&](ReducerContext& context) {
     install_comm_hook(context, std::move(hook), precision);
   });

@@ -364,3 +364,23 @@ def _register_builtin(model: ReducerDDP) -> None:
 @pytest.mark.parametrize("register", [_register_python, _register_builtin])
 def test_no_registration_inside_backward(ranks, register):
     ranks(2).run(_check_registration_inside_backward, register)
+
+
+def _check_second_hook_in_a_backward(cls: Callable[..., Any]) -> None:
+    model = cls(Mlp())
+    model.register_comm_hook(None, allreduce_hook)
+    errors = []
+
+    def register_again(_: torch.Tensor) -> None:
+        with pytest.raises(RuntimeError, match="can only be called once") as caught:
+            model.register_comm_hook(None, allreduce_hook)
+        errors.append(caught.value)
+
+    model.module.first.weight.register_hook(register_again)
+    mlp_step(model)
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize("cls", WRAPPERS)
+def test_a_second_hook_has_the_same_error_in_a_backward(ranks, cls):
+    ranks(2).run(_check_second_hook_in_a_backward, cls)
