@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradient_forms import forms_of
-from programs import Act, Action, Fail, Freeze, Hook, Layer, Program, Step, original
+from programs import EVERY_RANK, Act, Action, Fail, Freeze, Hook, Layer, Program, Step, original
 from usages import APART, SIMPLE
 
 # torch refuses, or the number of parts of a gradient would differ from that of the first backward.
@@ -186,7 +186,9 @@ class _Actions:
     def _fail(self, action: Fail) -> Fail:
         """Ranks that fail in backward must have launched the same buckets."""
         differ = self.program.mode == "static" and len(set(self._left_out(Step()))) > 1
-        return replace(action, place="forward") if differ else action
+        of_ranks = [{i for i, r in self.frozen if r == rank} for rank in EVERY_RANK]
+        same = not differ and of_ranks[0] == of_ranks[1]
+        return action if same else replace(action, place="forward")
 
     def _hook(self, action: Hook) -> Hook | None:
         sparse = any(layer.kind == "sparse" for layer in self.layers)
