@@ -13,8 +13,8 @@ from programs import Program, features
 # Faults that are known and not yet mended, each with its reason. The search draws no program with
 # such a set of features. ``found_programs.py`` has a program for each entry, which must fail.
 KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
-    "as in DDP with views, a backward averages kept gradients of a parameter that no rank uses; ranks "
-    "differ where one of them has cleared its gradient": tuple(
+    "as in DDP with views, a backward averages kept gradients of a parameter that no rank uses; "
+    "ranks differ where one of them has cleared its gradient": tuple(
         ("views", f"mode {mode}", "clear one gradient", "zero keep") for mode in ("unused", "skip")
     ),
     "the error about a parameter that one rank froze may come a step later, and the judge does not "
