@@ -136,6 +136,8 @@ def shrink(
     seconds("timeout_s", timeout_s)
     front = front_of(model)
     monitor = _monitor_of_failure(front, step)
+    if front._ddpx.search is not None:
+        front._ddpx.search.stop()  # ends its recording; the new group begins a new search
     reason = _why_not(front, stateful)
     if reason is not None:
         raise RuntimeError(

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from mortal_jobs import LATE, PHASES, SHRINK_PHASES, Job, Kill, Report, assert_same, run_job
+from short_search import short_search
+from torch import nn
 
 import ddpx
 
@@ -150,3 +153,18 @@ def test_modes(options):
 @pytest.mark.parametrize("phase", ["forward", "in flight"])
 def test_without_a_wrapper(phase):
     check(Job(3, "shm", UNTIL, (Kill(1, 2, phase),), front=ddpx.replicate))
+
+
+_SEARCHES = short_search()
+
+
+def _searching(module: nn.Module, bucket_cap_mb: float, **options: Any) -> ddpx.ReducerDDP:
+    """A wrapper that searches its bucket plan. All searches of this process are short."""
+    _SEARCHES.__enter__()
+    return ddpx.ReducerDDP(module, bucket_cap_mb="auto", **options)
+
+
+@pytest.mark.parametrize("step", [5, 9], ids=["measuring arrivals", "screening plans"])
+def test_during_a_search(step):
+    """The survivors search again."""
+    check(Job(3, "gloo", step + 34, (Kill(1, step, "in flight"),), front=_searching))
