@@ -65,7 +65,7 @@ class BucketPlan:
                 tuple(str(name) for name in bucket["params"]) for bucket in data["buckets"]
             )
             return cls(buckets, tuple(int(bucket["bytes"]) for bucket in data["buckets"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(
                 f"{path} is no bucket plan ({type(error).__name__}: {error}). "
                 "Write a plan with ddpx.bucket_plan(model).save(path)."

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from short_search import SHORT, short_search
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.optim import _apply_optimizer_in_backward
 
 import ddpx
 from ddpx.ddp.arguments.options import CAP_VARIABLE, PLAN_VARIABLE
@@ -81,8 +82,23 @@ def test_what_excludes_the_search_is_named(group: None, tmp_path: Path) -> None:
         )
     with pytest.raises(RuntimeError, match=r"register_comm_hook\(\) .*Leave out .*bucket_plan="):
         _auto().register_comm_hook(None, allreduce_hook)
+    with pytest.raises(RuntimeError, match=r"^_register_builtin_comm_hook\(\) .*Leave out"):
+        _auto()._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    with pytest.raises(
+        RuntimeError, match=r"'auto': .*optimizer in backward registers such a hook"
+    ):
+        _auto()._register_fused_optim(torch.optim.SGD, 0.1)
     with pytest.raises(ValueError, match=r"bucket_cap_mb='automatic'.*or 'auto'"):
         ddpx.ReducerDDP(_module(), bucket_cap_mb="automatic")
+
+
+def test_an_optimizer_in_backward_excludes_the_search(group: None) -> None:
+    _apply_optimizer_in_backward(torch.optim.SGD, (module := _module()).parameters(), {"lr": 0.1})
+    model = ddpx.ReducerDDP(module, bucket_cap_mb="auto")
+    with pytest.raises(
+        RuntimeError, match=r"'auto': .*optimizer in backward registers such a hook"
+    ):
+        _train(model, 1)
 
 
 def test_the_environment_asks_with_less_force(group: None, tmp_path: Path) -> None:
@@ -93,6 +109,14 @@ def test_the_environment_asks_with_less_force(group: None, tmp_path: Path) -> No
         for options in ({"bucket_plan": plan}, {"bucket_cap_mb_list": [1]}):
             with pytest.warns(UserWarning, match=f"{CAP_VARIABLE} has no effect"):
                 assert ddpx.plan_report(ddpx.ReducerDDP(_module(), **options)) is None
+        delayed = _module()
+        with pytest.warns(UserWarning, match=f"{CAP_VARIABLE} .*delay_all_reduce_named_params"):
+            model = ddpx.ReducerDDP(
+                delayed,
+                delay_all_reduce_named_params=[("0.weight", delayed[0].weight)],
+                param_to_hook_all_reduce=delayed[3].weight,
+            )
+        assert ddpx.plan_report(model) is None and model.bucket_bytes_cap == 25 << 20
         model = ddpx.ReducerDDP(_module())
         with pytest.warns(UserWarning, match=f"{CAP_VARIABLE}=auto has no effect.*hook"):
             model.register_comm_hook(None, allreduce_hook)

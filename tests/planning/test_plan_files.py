@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from pathlib import Path
 
@@ -202,7 +203,9 @@ def test_delayed_parameters_have_no_plan(group, tmp_path, monkeypatch):
 
 
 def test_files_that_have_no_plan(tmp_path):
-    for number, text in enumerate(["", "[]", "{}", '{"format": "another", "buckets": []}']):
+    infinite = {"format": "ddpx bucket plan 1", "buckets": [{"bytes": math.inf, "params": ["a"]}]}
+    texts = ["", "[]", "{}", '{"format": "another", "buckets": []}', json.dumps(infinite)]
+    for number, text in enumerate(texts):
         path = tmp_path / f"{number}.json"
         path.write_text(text)
         with pytest.raises(ValueError, match=f"{number}.json is no bucket plan"):

@@ -19,7 +19,7 @@ from ddpx.planning.candidates import (
     encoded,
     predicted_end_s,
 )
-from ddpx.planning.gain import gain_of
+from ddpx.planning.gain import Gain, gain_of
 from ddpx.planning.search import MOST_STEPS, PlanSearch
 from ddpx.planning.training import Schedule
 
@@ -198,6 +198,12 @@ def test_a_large_model_is_planned_in_parts() -> None:
 
 
 # ---- gains ---------------------------------------------------------------------------------------
+
+
+def test_a_gain_is_certain_beyond_twice_its_error() -> None:
+    assert not Gain(step_s=1, saved_s=0.0199, error_s=0.01).is_certain
+    assert Gain(step_s=1, saved_s=0.0201, error_s=0.01).is_certain
+    assert not Gain(step_s=1, saved_s=0, error_s=0).is_certain
 
 
 def test_outliers_count_little() -> None:

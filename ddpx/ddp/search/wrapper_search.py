@@ -257,8 +257,8 @@ def _is_captured(device: torch.device) -> bool:
 def hook_excluded(call: str) -> RuntimeError:
     return RuntimeError(
         f"{call} cannot be used with bucket_cap_mb='auto': the search times all-reduces, which a "
-        "communication hook replaces. Leave out bucket_cap_mb='auto', or pass a plan that was "
-        "found without the hook: bucket_plan=."
+        "communication hook replaces. An optimizer in backward registers such a hook, too. Leave "
+        "out bucket_cap_mb='auto', or pass a plan that was found without the hook: bucket_plan=."
     )
 
 
