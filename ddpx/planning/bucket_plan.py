@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpx.params import ManagedParam
+from ddpx.params.dtensors import local_part
 
 _FORMAT = "ddpx bucket plan 1"
 _MIB = 1024 * 1024
@@ -107,7 +108,7 @@ def plan_of(indices: Sequence[Sequence[int]], managed: Sequence[ManagedParam]) -
     """The plan with these buckets of parameters, by index into ``managed``."""
     return BucketPlan(
         tuple(tuple(managed[index].name for index in bucket) for bucket in indices),
-        tuple(sum(managed[index].tensor.nbytes for index in bucket) for bucket in indices),
+        tuple(sum(local_part(managed[i].tensor).nbytes for i in bucket) for bucket in indices),
     )
 
 

@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+import ddpx
 from ddpx import ReducerDDP
 from ddpx.params.dtensors import local_part
 
@@ -285,6 +286,28 @@ def _check_other_calls() -> None:
 
 def test_other_calls(ranks):
     ranks(4).run(_check_other_calls)
+
+
+def _check_plan() -> None:
+    mesh = _mesh()
+    ours = ReducerDDP(_wholly_sharded(mesh), device_mesh=mesh["dp"], bucket_cap_mb=SMALL_CAP)
+    for step in range(2):
+        ours(_data(step, mesh)).square().mean().backward()
+    plan = ddpx.bucket_plan(ours)
+    assert sum(plan.num_bytes) == sum(local_part(param).nbytes for param in ours.parameters())
+    caps = {"bucket_cap_mb_list": plan.cap_mb_list}
+    theirs = DistributedDataParallel(_wholly_sharded(mesh), device_mesh=mesh["dp"], **caps)
+    again = ReducerDDP(_wholly_sharded(mesh), device_mesh=mesh["dp"], **caps)
+    for model in (theirs, again):
+        for step in range(4):
+            model(_data(step, mesh)).square().mean().backward()
+        sizes = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+        assert [int(size) for size in sizes.split(", ")] == list(plan.num_bytes)
+
+
+def test_a_plan_has_the_sizes_of_local_shards(ranks):
+    """With its list of caps, DDP makes the same buckets."""
+    ranks(4).run(_check_plan)
 
 
 def _check_memory() -> None:

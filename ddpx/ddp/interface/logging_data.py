@@ -12,6 +12,7 @@ from torch import nn
 
 from ddpx.comm.process_group import backend_name, world_size
 from ddpx.ddp.interface.gradients import GradientInterface
+from ddpx.params.dtensors import local_part
 from ddpx.reducer.torch_only import refuse
 
 # DDP uses the names of C++, which differ from torch's names for these dtypes.
@@ -54,7 +55,7 @@ def logging_data(wrapper: GradientInterface) -> dict[str, str | int]:
 
 
 def _construction(wrapper: GradientInterface) -> dict[str, str | int]:
-    tensors = [param.tensor for param in wrapper._ddpx.managed]
+    tensors = [local_part(param.tensor) for param in wrapper._ddpx.managed]
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in tensors})
     return {
         "world_size": world_size(wrapper.process_group),
@@ -110,7 +111,7 @@ def _buckets(wrapper: GradientInterface) -> dict[str, str | int]:
 
 
 def _bucket_bytes(wrapper: GradientInterface, buckets: Sequence[Sequence[int]]) -> list[int]:
-    tensors = [param.tensor for param in wrapper._ddpx.managed]
+    tensors = [local_part(param.tensor) for param in wrapper._ddpx.managed]
     return [sum(tensors[i].numel() * tensors[i].element_size() for i in b) for b in buckets]
 
 
