@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import ddpx
 from ddpx import ReducerDDP
@@ -104,6 +105,8 @@ def _change(name: str, module: nn.Module, options: dict[str, Any]) -> nn.Module:
         options["find_unused_parameters"] = True
     elif name == "version":
         ddpx.version.__version__ = "9.9"
+    elif name == "version of torch":
+        torch.__version__ = "9.9"
     return module
 
 
@@ -126,11 +129,12 @@ DIFFERENCES = {
     ],
     "option": ["option find_unused_parameters: False on rank 0, rank 1; True on rank 2"],
     "version": ["ddpx version: ", " on rank 0, rank 1; 9.9 on rank 2"],
+    "version of torch": ["torch version: ", " on rank 0, rank 1; 9.9 on rank 2"],
 }
 
 
 def _mismatch(name: str) -> str:
-    version = ddpx.version.__version__
+    versions = ddpx.version.__version__, torch.__version__
     module, options = _Sized((2, 2), (3,)), {}
     if dist.get_rank() == 2:
         _change(name, module, options)
@@ -138,7 +142,7 @@ def _mismatch(name: str) -> str:
         with pytest.raises(RuntimeError, match="needs the same module, options and ver") as error:
             ReducerDDP(module, **options)
     finally:
-        ddpx.version.__version__ = version
+        ddpx.version.__version__, torch.__version__ = versions
     return str(error.value)
 
 
@@ -152,6 +156,37 @@ def test_mismatch_is_reported_alike_on_every_rank(ranks, name):
     # One line for each difference. No other name appears.
     num_lines = 2 if name == "name" else 1
     assert len(report.splitlines()) == num_lines + 2, report
+
+
+OPTIONS = {
+    "static_graph": True,
+    "gradient_as_bucket_view": True,
+    "bucket_cap_mb": 3,
+    "bucket_cap_mb_list": [1.0, 2.0],
+    "transport": "group",
+    "average": "sum",
+    "reduce_dtype": torch.float64,
+    "mixed_precision": _MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16),
+    "broadcast_buffers": False,
+    "forward_sync_buffers": False,
+    "lazy_bucket_allocation": True,
+    "batched_grad_copy": True,
+    "skip_all_reduce_unused_params": True,
+}
+
+
+def _another_option(name: str) -> str:
+    options = {name: OPTIONS[name]} if dist.get_rank() == 1 else {}
+    with pytest.raises(RuntimeError, match="needs the same module, options and ver") as error:
+        ReducerDDP(_Sized((2, 2)), **options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_is_compared(ranks, name):
+    (report,) = set(ranks(2).run(_another_option, name))
+    assert " on rank 0; " in report and " on rank 1\n" in report
+    assert f"option {name}" in report, report
 
 
 def _many_differences() -> str:

@@ -119,6 +119,7 @@ class Report:
         kind: The type of the exception. Empty if the rank trained to the end.
         at_s: The time of the report by time.monotonic().
         logged: Event and message of each record of the logger "ddpx.health".
+        reason: ``reason`` of the exception.
     """
 
     kind: str
@@ -135,6 +136,7 @@ class Report:
     bucket: int | None
     params: tuple[str, ...]
     logged: tuple[tuple[str, str], ...]
+    reason: str = ""
 
 
 class _Layers(nn.Module):
@@ -364,4 +366,5 @@ def _report(
         error.bucket,
         error.params,
         logged,
+        error.reason,
     )

@@ -86,6 +86,7 @@ def _check_survivor(case: Case, rank: int, report: Report, since_s: float) -> No
     assert report.kind == "RankFailure", where
     assert report.reported_by == rank, where
     assert report.text.startswith(f"ddpx.RankFailure: [ddpx rank {rank}, "), where
+    assert report.reason and report.reason in report.text, where
     at_construction = report.phase == "construction"
     # Ranks that have finished their construction wait in the first step for the rank that died in
     # its construction.
@@ -157,7 +158,8 @@ def _check_impatient(case: Case, rank: int, report: Report, since_s: float) -> N
         assert report.ranks == (case.victim_rank,), (rank, report)
     assert report.at_s - since_s < DEADLINE_S, (report.at_s - since_s, report)
     assert f"rank {case.victim_rank} (host " in report.text, report
-    assert " has not come for " in report.text, report
+    assert report.reason.startswith("has not come for "), report
+    assert report.reason in report.text, report
     assert ("] this rank is the late one, " in report.text) == (rank == case.victim_rank), (
         report.text
     )

@@ -140,7 +140,7 @@ def _one_gradient() -> None:
 
 def _same_on_all_ranks() -> None:
     options = {"bucket_cap_mb": "auto"} if dist.get_rank() == 0 else {}
-    with pytest.raises(RuntimeError, match="option auto_buckets"):
+    with pytest.raises(RuntimeError, match="option bucket_cap_mb='auto'"):
         ddpx.ReducerDDP(_module(), **options)
 
 

@@ -34,6 +34,17 @@ CAP_VARIABLE = "DDPX_BUCKET_CAP_MB"
 AUTO = "auto"
 
 
+# Users know options by the names of arguments.
+_NAMES_IN_REPORTS = {
+    "sync_buffers_at_init": "broadcast_buffers",
+    "sync_buffers_at_forward": "forward_sync_buffers",
+    "first_cap_bytes": "bucket_cap_mb (bytes of the first bucket)",
+    "cap_bytes": "bucket_cap_mb (in bytes)",
+    "listed_cap_bytes": "bucket_cap_mb_list (in bytes)",
+    "auto_buckets": "bucket_cap_mb='auto' (what asked for it)",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of a wrapper. Caps are in bytes. :func:`make_options` checks arguments."""
@@ -67,7 +78,8 @@ class Options:
         del values["delayed"], values["small_grad_bytes"]  # the latter may differ
         dtypes = config and (config.param_dtype, config.reduce_dtype, config.buffer_dtype)
         plan = self.bucket_plan and self.bucket_plan.digest
-        return {**values, "mixed_precision": dtypes, "bucket_plan": plan}
+        values.update(mixed_precision=dtypes, bucket_plan=plan)
+        return {_NAMES_IN_REPORTS.get(name, name): value for name, value in values.items()}
 
     @property
     def mode(self) -> _C.GraphMode:
