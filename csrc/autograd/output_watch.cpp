@@ -80,6 +80,12 @@ bool WatchedForward::left_out() const {
   return !outputs_.empty() && std::none_of(outputs_.begin(), outputs_.end(), used);
 }
 
+bool WatchedForward::only_differentiated() const {
+  const auto reached = [](const auto& output) { return output->reached.load(); };
+  return !outputs_.empty() && !left_out() &&
+         std::none_of(outputs_.begin(), outputs_.end(), reached);
+}
+
 WatchedForward OutputWatch::watch(
     const std::vector<at::Tensor>& outputs,
     ForwardSync forward,

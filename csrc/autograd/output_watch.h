@@ -22,6 +22,10 @@ class WatchedForward {
   // autograd.grad() counts if it records a graph.
   bool left_out() const;
 
+  // Whether autograd.grad() has recorded a graph behind an output, and no backward has reached an
+  // output. The backward of a penalty does not begin at an output.
+  bool only_differentiated() const;
+
  private:
   friend class OutputWatch;
 

@@ -258,6 +258,8 @@ class Reducer final : public GradListener,
   void check_owner() const;
   void check_joined_step();
   void check_kept_averages();
+  void note_cleared_grads();
+  void begin_bypass();
 
   // The end of a step: params without a gradient.
   Indices missing_at_end() const;

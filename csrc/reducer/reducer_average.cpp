@@ -8,11 +8,27 @@ namespace ddpx {
 void Reducer::set_weight(double number) {
   const auto lock = lock_after_abort();
   context_.weights.set(number);
+  note_cleared_grads();
 }
 
 void Reducer::set_weight(const at::Tensor& tensor) {
   const auto lock = lock_after_abort();
   context_.weights.set(tensor, context_.params.device());
+  note_cleared_grads();
+}
+
+void Reducer::note_cleared_grads() {
+  if (context_.weights.counted() && context_.params.no_grads()) {
+    context_.weights.note_cleared_grads();
+  }
+}
+
+// The first gradient of a backward that reaches no output of the wrapper's forward.
+void Reducer::begin_bypass() {
+  if (!context_.script_grads.kept.empty()) {
+    check_kept_averages();
+  }
+  context_.weights.count_bypass();
 }
 
 // Before the first gradient of the first backward after a step. The values are read only if nothing

@@ -105,6 +105,10 @@ void Reducer::on_grad(std::size_t param_index) {
     refuse_grad(param_index);
   }
   context_.params.links().pull(param_index);
+  const bool is_mean = context_.options.average == Average::kMean;
+  if (!is_mean && context_.progress.phase == Phase::kIdle && scope_.empty()) {
+    begin_bypass();
+  }
   if (context_.progress.phase == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
     keep_local(param_index);
     return;

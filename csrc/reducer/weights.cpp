@@ -33,6 +33,8 @@ void Weights::count(WatchedForward forward) {
     return;
   }
   auto next = *std::exchange(next_, std::nullopt);
+  is_sum_cleared_ = false;
+  last_forward_ = forward;
   if (next.number != 0) {
     forwards_.push_back(std::move(forward));
   }
@@ -56,6 +58,16 @@ void Weights::count(WatchedForward forward) {
   }
 }
 
+void Weights::count_bypass() {
+  if (!next_ || last_forward_.only_differentiated()) {
+    return;
+  }
+  if (is_sum_cleared_) {
+    forget();
+  }
+  count();
+}
+
 bool Weights::has_number() const {
   return (next_ && next_->number) || (sum_ && sum_->number);
 }
@@ -75,6 +87,7 @@ bool Weights::took_too_much() {
 at::Tensor Weights::take(c10::Device device) {
   const at::NoGradGuard no_grad;
   taken_ = std::exchange(forwards_, {});
+  last_forward_ = {};
   const auto sum = std::exchange(sum_, std::nullopt).value_or(Weight{});
   const auto options = at::TensorOptions(at::kDouble).device(device);
   if (!sum.tensor.defined()) {

@@ -43,6 +43,15 @@ class Weights {
   // A forward has ended, and takes the weight that was set.
   void count(WatchedForward forward = {});
 
+  // The backward of a forward that bypassed the wrapper begins, and takes the weight that was set.
+  // After a penalty, the weight is that of the next forward.
+  void count_bypass();
+
+  // The script has cleared all gradients before it called set(). See belongs_to_grads().
+  void note_cleared_grads() {
+    is_sum_cleared_ = belongs_to_grads();
+  }
+
   // Whether a forward has taken a weight since the last take().
   bool counted() const {
     return sum_.has_value();
@@ -80,8 +89,10 @@ class Weights {
   // Forgets the sum: the gradients of these forwards are lost.
   void forget() {
     has_lost_ = false;
+    is_sum_cleared_ = false;
     sum_.reset();
     forwards_.clear();
+    last_forward_ = {};
     taken_.clear();
     if (!next_) {
       streams_.forget();  // a captured step could not wait for them
@@ -97,10 +108,12 @@ class Weights {
   std::optional<Weight> next_;
   std::optional<Weight> sum_;
   std::vector<WatchedForward> forwards_;  // of `sum_`, without weights of 0
+  WatchedForward last_forward_;           // of `sum_`, with any weight
   std::vector<WatchedForward> taken_;     // of the last take()
   std::optional<UnreadWeights> unread_;
-  bool has_lost_ = false;  // see break_off()
-  StreamSet streams_;      // that computed the tensors
+  bool has_lost_ = false;        // see break_off()
+  bool is_sum_cleared_ = false;  // see note_cleared_grads()
+  StreamSet streams_;            // that computed the tensors
 };
 
 }  // namespace ddpx

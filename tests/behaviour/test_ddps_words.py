@@ -65,6 +65,21 @@ def _unused(cls: Wrapper, **options: Any) -> None:
         model(torch.ones(1, 4), use_all=False).sum().backward()
 
 
+def _backward_within_a_backward(cls: Wrapper) -> None:
+    """The inner backward reaches a layer whose gradients have been averaged already."""
+    module = nn.Sequential(_linear(), _linear())
+    model = cls(module, bucket_cap_mb=1e-5)
+
+    def run(*_: object) -> None:
+        with torch.enable_grad():
+            module[1](torch.ones(1, 4)).sum().backward()
+
+    for _ in range(2):  # the first backward determines the buckets
+        model(torch.ones(1, 4)).sum().backward()
+    module[0].register_full_backward_hook(run)
+    model(torch.ones(1, 4, requires_grad=True)).sum().backward()
+
+
 def _static_graph_with_less(cls: Wrapper) -> None:
     model = cls(_Branches(), static_graph=True)
     for number in range(4):
@@ -149,6 +164,8 @@ CASES: dict[str, Callable[[Wrapper], Any]] = {
     "loss.": _unused,
     "Parameter indices which did not receive grad for rank ": _unused,
     "find_unused_parameters=True": _unused,
+    "Expected to mark a variable ready only once.": _backward_within_a_backward,
+    " has been marked as ready twice.": _backward_within_a_backward,
     "This error indicates that your training graph has changed in this "
     "iteration": _static_graph_with_less,
     "set_static_graph() should be called before training loop starts": _static_graph_too_late,

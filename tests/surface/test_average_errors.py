@@ -216,6 +216,32 @@ def test_kept_gradients(ranks, mode, average):
     ranks(2).run(_kept, average, **MODES_OF_DDPX[mode])
 
 
+def _kept_by_another_method(average: str) -> None:
+    """The forward bypasses the wrapper, as another method of the module does."""
+    module = averages.make_module()
+    model = ReducerDDP(module, average=average)
+    items = torch.ones(3, 6, dtype=torch.float64)
+    for is_kept in (False, True):
+        if average == "weights":
+            ddpx.set_weight(model, 3)
+        loss = averages.loss_sum(module(items))
+        if not is_kept:
+            loss.backward()
+            continue
+        with pytest.raises(RuntimeError, match=r"parameters still have .*zero_grad"):
+            loss.backward()
+    model.zero_grad()
+    ranks = range(dist.get_world_size())
+    expected = averages.in_one_process(module, 2, ranks, 1, average)
+    averages.train_step(model, 2, 1, average == "weights")
+    averages.assert_close(averages.gradients(module), expected)
+
+
+@pytest.mark.parametrize("average", ["sum", "weights"])
+def test_kept_gradients_of_a_forward_that_bypasses_the_wrapper(ranks, average):
+    ranks(2).run(_kept_by_another_method, average)
+
+
 # ---- arguments -----------------------------------------------------------------------------------
 
 

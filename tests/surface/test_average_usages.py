@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import averages
@@ -87,6 +88,81 @@ def test_a_forward_that_bypasses_the_wrapper(ranks):
     ranks(2).run(_bypass)
 
 
+def _bypass_in_micro_steps(by_module: tuple[bool, ...], **options: Any) -> None:
+    """A micro-step with the value True calls the module, as another method of the module does."""
+    module = averages.make_module()
+    model = ReducerDDP(module, bucket_cap_mb=averages.SMALL_CAP, average="weights", **options)
+    for step in range(3):
+        model.zero_grad()
+        ranks = range(dist.get_world_size())
+        expected = averages.in_one_process(module, step, ranks, len(by_module), "weights")
+        for micro_step, bypasses in enumerate(by_module):
+            items = averages.batch(step, dist.get_rank(), micro_step)
+            is_last = micro_step == len(by_module) - 1
+            with nullcontext() if is_last else model.no_sync():
+                ddpx.set_weight(model, len(items))
+                averages.loss_sum((module if bypasses else model)(items)).backward()
+        averages.assert_close(averages.gradients(module), expected)
+
+
+@pytest.mark.parametrize("mode", MODES_OF_DDPX)
+@pytest.mark.parametrize(
+    "by_module", [(True, True, True), (True, False), (False, True), (True, False, True)]
+)
+def test_micro_steps_that_bypass_the_wrapper(ranks, by_module, mode):
+    ranks(2).run(_bypass_in_micro_steps, by_module, **MODES_OF_DDPX[mode])
+
+
+def _bypass_after_cleared_gradients() -> None:
+    """The script clears the gradients of a micro-step, whose weight is then forgotten."""
+    module = averages.make_module()
+    model = ReducerDDP(module, average="weights")
+    expected = averages.in_one_process(module, 0, range(dist.get_world_size()), 1, "weights")
+    with model.no_sync():
+        ddpx.set_weight(model, 1000)
+        averages.loss_sum(module(torch.ones(3, 6, dtype=torch.float64))).backward()
+    model.zero_grad()
+    items = averages.batch(0, dist.get_rank(), 0)
+    ddpx.set_weight(model, len(items))
+    averages.loss_sum(module(items)).backward()
+    averages.assert_close(averages.gradients(module), expected)
+
+
+def test_a_bypass_after_cleared_gradients(ranks):
+    ranks(2).run(_bypass_after_cleared_gradients)
+
+
+def _set_before_backward(penalty: bool) -> None:
+    """The weight of the next forward is set between a forward and its backward."""
+    module = averages.make_module()
+    model = ReducerDDP(module, average="weights", find_unused_parameters=True)
+    rank, world = dist.get_rank(), dist.get_world_size()
+
+    def loss_of(wrapper: nn.Module, items: torch.Tensor) -> torch.Tensor:
+        if not penalty:
+            return averages.loss_sum(wrapper(items))
+        inputs = items.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(wrapper(inputs).sum(), inputs, create_graph=True)
+        return averages.loss_sum(grad)
+
+    ddpx.set_weight(model, averages.num_items(0, rank, 0))
+    for step in range(4):
+        model.zero_grad()
+        alone = copy.deepcopy(module)
+        alone.zero_grad()
+        parts = [averages.batch(step, r, 0) for r in range(world)]
+        (loss_of(alone, torch.cat(parts)) / sum(map(len, parts))).backward()
+        loss = loss_of(model, parts[rank])
+        ddpx.set_weight(model, averages.num_items(step + 1, rank, 0))
+        loss.backward()
+        averages.assert_close(averages.gradients(module), averages.gradients(alone))
+
+
+@pytest.mark.parametrize("penalty", [False, True])
+def test_a_weight_that_is_set_before_the_backward_of_another_forward(ranks, penalty):
+    ranks(2).run(_set_before_backward, penalty)
+
+
 def _without_a_graph() -> None:
     """A forward without a graph needs no weight, and takes none."""
     module = averages.make_module()
@@ -126,10 +202,13 @@ def test_manual_finalization(ranks):
 def _recorded() -> None:
     module = averages.make_module()
     model = ReducerDDP(module, average="weights")
+    ranks = range(dist.get_world_size())
     with ddpx.record(model) as timeline:
         for step in range(4):
             model.zero_grad()
+            expected = averages.in_one_process(module, step, ranks, 2, "weights")
             averages.train_step(model, step, 2, weighs=True)
+            averages.assert_close(averages.gradients(module), expected)
     if dist.get_rank() == 0:
         assert len(timeline.steps) == 4
 

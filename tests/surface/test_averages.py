@@ -110,8 +110,9 @@ def _uneven(average: str, divide_by_initial_world_size: bool, **options: Any) ->
         for step in range(2 + rank):
             model.zero_grad()
             present = [r for r in range(world) if step < 2 + r]
-            expected = averages.in_one_process(module, step, present, 1, average)
-            averages.train_step(model, step, 1, average == "weights")
+            num_micro_steps = 1 + step % 2  # also in no_sync()
+            expected = averages.in_one_process(module, step, present, num_micro_steps, average)
+            averages.train_step(model, step, num_micro_steps, average == "weights")
             averages.assert_close(averages.gradients(module), expected)
 
 
