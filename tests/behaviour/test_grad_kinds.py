@@ -19,6 +19,8 @@ from ddpx import ReducerDDP
 VIEWS = {"gradient_as_bucket_view": True}
 UNUSED = {"find_unused_parameters": True}
 STATIC = {"static_graph": True}
+LAZY_BUCKETS = {"lazy_bucket_allocation": True}
+WEIGHTS = {"average": "weights"}
 
 
 def _no_change(model: ReducerDDP) -> None:
@@ -75,6 +77,7 @@ class Mode:
         dtype: The dtype of real parameters.
         alternates: Whether rank 1 leaves out every second parameter in every second step.
         recorded: Whether steps are recorded.
+        manual: Whether the script finalizes each averaged backward.
         sparse: Whether torch's hook of this mode can compute with sparse gradients on CPU.
     """
 
@@ -85,6 +88,7 @@ class Mode:
     dtype: torch.dtype = torch.float32
     alternates: bool = False
     recorded: bool = False
+    manual: bool = False
     sparse: bool = True
 
 
@@ -120,6 +124,16 @@ MODES = {
     "lazy hook, views": Mode(VIEWS, setup=_lazy_hook),
     "finite": Mode(setup=_check_finite),
     "recorded": Mode(recorded=True),
+    "lazy buckets": Mode(LAZY_BUCKETS),
+    "lazy buckets, views, kept": Mode({**LAZY_BUCKETS, **VIEWS}, num_backwards=2),
+    "manual": Mode(manual=True),
+    "weights": Mode(WEIGHTS),
+    "weights, views": Mode({**WEIGHTS, **VIEWS}),
+    "weights, unused": Mode({**WEIGHTS, **UNUSED}, alternates=True),
+    "weights, mixed precision": Mode({**WEIGHTS, **_mixed(torch.bfloat16)}),
+    "weights, float32 sums, kept": Mode(
+        {**WEIGHTS, "reduce_dtype": torch.float32}, dtype=torch.bfloat16, num_backwards=2
+    ),
 }
 TRANSPORTS = ("group", "shm")
 
@@ -131,6 +145,7 @@ def _check(mode_name: str, kinds_name: str, transport: str) -> None:
     module = Given(kinds, mode.dtype)
     model = ReducerDDP(module, bucket_cap_mb=0.0005, transport=transport, **mode.options)
     mode.setup(model)
+    model.require_manual_backward_finalization = mode.manual
     found = []
     with ddpx.record(model) if mode.recorded else nullcontext():
         for step in range(4):
@@ -148,8 +163,12 @@ def _step(model: ReducerDDP, mode: Mode, step: int) -> list[str]:
     module.clear()
     for index in range(mode.num_backwards):
         module.number = 10 * step + index
+        if mode.options.get("average") == "weights":  # all weights sum to the number of ranks
+            ddpx.set_weight(model, 1 / mode.num_backwards)
         with nullcontext() if index == mode.num_backwards - 1 else model.no_sync():
             model(torch.ones(1)).backward()
+    if mode.manual:
+        model.finalize_backward()
     return wrong_grads(module)
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from slow_ddp import SMALL_CAP, Net, assert_in_step, build_same, data, loss_of, on_ranks, seed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 import ddpx
 from ddpx import ReducerDDP
@@ -130,6 +131,35 @@ def _is_local(model: ReducerDDP) -> None:
     assert not model.require_backward_grad_sync
 
 
+def _set_manual(model: ReducerDDP) -> None:
+    model.require_manual_backward_finalization = True
+
+
+def _is_manual(model: ReducerDDP) -> None:
+    assert model.require_manual_backward_finalization
+    _step(model)
+    model.finalize_backward()
+    assert _same_everywhere(model)
+
+
+def _set_buffer_hook(model: ReducerDDP) -> None:
+    model.module.register_buffer("buffer", torch.zeros(1))
+    model._assign_modules_buffers()
+    counter = model.__dict__["counter"] = _Counter()
+    model._register_buffer_comm_hook(counter, _count, _BufferCommHookLocation.POST_FORWARD)
+
+
+def _count(counter: _Counter, buffers: dict[str, torch.Tensor]) -> None:
+    counter.calls += len(buffers)
+
+
+def _has_buffer_hook(model: ReducerDDP) -> None:
+    counter = model.buffer_hook.buffer_comm_hook_state
+    before = counter.calls
+    _step(model)
+    assert counter.calls - before == 1
+
+
 SETTINGS: dict[str, tuple[Callable[[ReducerDDP], None], Callable[[ReducerDDP], None]]] = {
     "communication hook": (_set_hook, _has_hook),
     "built-in hook": (_set_builtin_hook, _has_builtin_hook),
@@ -138,6 +168,8 @@ SETTINGS: dict[str, tuple[Callable[[ReducerDDP], None], Callable[[ReducerDDP], N
     "static graph": (_set_static_graph, _has_static_graph),
     "sample rate": (_set_sample_rate, _has_sample_rate),
     "no sync": (_set_local, _is_local),
+    "manual finalization": (_set_manual, _is_manual),
+    "buffer hook": (_set_buffer_hook, _has_buffer_hook),
 }
 
 

@@ -182,6 +182,42 @@ def test_forwards_without_a_graph(ranks):
     ranks(2).run(_without_a_graph)
 
 
+def _replaced_tensors() -> None:
+    """Other tensors stand in the places of the parameters."""
+    module = averages.make_module()
+    model = ReducerDDP(module, average="weights")
+    for step in range(3):
+        model.zero_grad()
+        expected = averages.in_one_process(module, step, range(dist.get_world_size()), 2, "weights")
+        for micro_step in range(2):
+            items = averages.batch(step, dist.get_rank(), micro_step)
+            ddpx.set_weight(model, len(items))
+            tensors = {name: 1.0 * param for name, param in model.named_parameters()}
+            with model.no_sync() if micro_step == 0 else nullcontext():
+                output = torch.func.functional_call(model, tensors, (items,))
+                averages.loss_sum(output).backward()
+        averages.assert_close(averages.gradients(module), expected)
+
+
+def test_replaced_tensors(ranks):
+    ranks(2).run(_replaced_tensors)
+
+
+def _beside_another_wrapper() -> None:
+    """Each wrapper of a module keeps its own average."""
+    module = averages.make_module()
+    models = {name: ReducerDDP(module, average=name) for name in ("weights", "mean", "sum")}
+    for step, average in enumerate(["weights", "mean", "weights", "sum", "sum", "weights"]):
+        module.zero_grad()
+        expected = averages.in_one_process(module, step, range(dist.get_world_size()), 2, average)
+        averages.train_step(models[average], step, 2, weighs=average == "weights")
+        averages.assert_close(averages.gradients(module), expected)
+
+
+def test_beside_another_wrapper(ranks):
+    ranks(2).run(_beside_another_wrapper)
+
+
 def _manual() -> None:
     module = averages.make_module()
     model = ReducerDDP(module, average="weights")

@@ -118,7 +118,7 @@ def _uneven(average: str, divide_by_initial_world_size: bool, **options: Any) ->
 
 @pytest.mark.parametrize("average", ["sum", "weights"])
 @pytest.mark.parametrize("by_initial", [True, False])
-@pytest.mark.parametrize("mode", ["default", "view", "static"])
+@pytest.mark.parametrize("mode", ["default", "view", "static", "find unused"])
 def test_join(ranks, world, mode, by_initial, average):
     ranks(world).run(_uneven, average, by_initial, **MODES_OF_DDPX[mode])
 
