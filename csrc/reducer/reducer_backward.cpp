@@ -105,16 +105,16 @@ void Reducer::on_grad(std::size_t param_index) {
     refuse_grad(param_index);
   }
   context_.params.links().pull(param_index);
-  const bool is_mean = context_.options.average == Average::kMean;
-  if (!is_mean && context_.progress.phase == Phase::kIdle && scope_.empty()) {
+  const bool is_idle = context_.progress.phase == Phase::kIdle;
+  if (is_idle && context_.options.average != Average::kMean && scope_.empty()) {
     begin_bypass();
   }
-  if (context_.progress.phase == Phase::kIdle && (!sync_enabled_ || backward_sync_.local())) {
+  if (is_idle && (!sync_enabled_ || backward_sync_.local())) {
     keep_local(param_index);
     return;
   }
   scope_.track(weak_from_this());  // first, so that an error below is reported as an abort
-  if (context_.progress.phase == Phase::kIdle) {
+  if (is_idle) {
     predict_unused();
     // Before the step begins: an arrival in a nested task changes the prediction of other params.
     record_arrival(param_index);
