@@ -40,7 +40,7 @@ def main() -> int:
     sys.path.insert(0, str(PEER))
     import cuda_on_cpu
     import ranks
-    import sync_batch_norm_cpu
+    import sync_batch_norm_kernels
     import torch_tests
     import verdicts
     from outcomes import Outcome
@@ -49,7 +49,7 @@ def main() -> int:
     module = torch_tests.load()
     _import_what_ranks_need()
     cuda_on_cpu.install([module, sys.modules["torch.testing._internal.common_distributed"]])
-    sync_batch_norm_cpu.install()
+    sync_batch_norm_kernels.install()
     names = [n for n in torch_tests.ddp_tests(module) if re.search(arguments.k, n)]
 
     which = ("torch", "ddpx") if arguments.contestant == "both" else (arguments.contestant,)

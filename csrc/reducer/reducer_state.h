@@ -34,7 +34,13 @@ class ReducerState {
   }
   // Whether the next finalize_backward() must come after backward has returned: buckets are
   // launched at the end of backward, or are about to be rebuilt. False without manual finalization.
-  bool should_finalize_after_backward() const;
+  bool should_finalize_after_backward() const {
+    return look([](const auto& context) {
+      const bool at_end = context.history.arrivals.learning() || context.history.order.wanted() ||
+                          context.history.order.due() || context.options.precision.compute;
+      return context.settings.manual_finalization && at_end;
+    });
+  }
 
   // Synchronized steps that ended, on this rank or for its peers.
   int64_t num_steps() const {

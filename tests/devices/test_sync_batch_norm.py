@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-import sync_batch_norm_cpu
+import sync_batch_norm_kernels
 import torch
 import torch.distributed as dist
 from device_ranks import on_devices
@@ -40,7 +40,7 @@ def _step(model: nn.Module, number: int) -> None:
 
 def _use_kernels(device: str) -> None:
     if device == "late":
-        sync_batch_norm_cpu.install_kernels("PrivateUse1")
+        sync_batch_norm_kernels.install_kernels("PrivateUse1")
 
 
 def _compare_with_ddp(device: str, mode: str) -> list[Comparison]:

@@ -87,14 +87,17 @@ def _assert_one_rounding(
         assert (error <= allowed).all(), (step, name, (error / total.abs().max()).max())
 
 
-def _check_dtypes(mode: str, dtypes: str, num_micro_steps: int) -> None:
-    mesh = _mesh()
+def _plain_and_wrapped(mesh: DeviceMesh, mode: str, dtypes: str) -> tuple[nn.Module, ReducerDDP]:
     torch.manual_seed(0)
     module = Repeated(mesh)
     plain = copy.deepcopy(module)
-    model = ReducerDDP(
-        module, device_mesh=mesh["dp"], bucket_cap_mb=SMALL_CAP, **MODES[mode], **DTYPES[dtypes]
-    )
+    options = MODES[mode] | DTYPES[dtypes]
+    return plain, ReducerDDP(module, device_mesh=mesh["dp"], bucket_cap_mb=SMALL_CAP, **options)
+
+
+def _check_dtypes(mode: str, dtypes: str, num_micro_steps: int) -> None:
+    mesh = _mesh()
+    plain, model = _plain_and_wrapped(mesh, mode, dtypes)
     for step in range(3):
         torch.manual_seed(100 * step + mesh["dp"].get_local_rank())
         xs = torch.randn(num_micro_steps, 5, WIDTH, dtype=torch.bfloat16)
@@ -123,12 +126,7 @@ def _check_late_count(mode: str, dtypes: str) -> None:
     Backward goes through the later forward first.
     """
     mesh = _mesh()
-    torch.manual_seed(0)
-    module = Repeated(mesh)
-    plain = copy.deepcopy(module)
-    model = ReducerDDP(
-        module, device_mesh=mesh["dp"], bucket_cap_mb=SMALL_CAP, **MODES[mode], **DTYPES[dtypes]
-    )
+    plain, model = _plain_and_wrapped(mesh, mode, dtypes)
     for step in range(3):
         torch.manual_seed(100 * step + mesh["dp"].get_local_rank())
         xs = torch.randn(2, 5, WIDTH, dtype=torch.bfloat16)

@@ -9,7 +9,7 @@ Two layers do this, both in the same way for every class under test:
   ``Module.cuda``, streams and events (empty, since on a CPU work is done when the call returns),
   and ``init_device_mesh``.
 
-torch refuses SyncBatchNorm on CPUs, since it has no kernels there. ``sync_batch_norm_cpu`` has
+torch refuses SyncBatchNorm on CPUs, since it has no kernels there. ``sync_batch_norm_kernels`` has
 these kernels.
 
 One thing is not simulated: a tensor's ``device`` is the CPU, so a test that reads it fails for each
