@@ -181,8 +181,7 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_
   }
 }
 
-// ---- between steps
-// -------------------------------------------------------------------------------
+// ---- between steps -----------------------------------------------------------------------------
 
 void Reducer::prepare_for_backward() {
   const auto lock = lock_after_abort();

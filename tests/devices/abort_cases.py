@@ -15,19 +15,19 @@ from typing import Any
 import late_device
 import torch
 import torch.distributed as dist
-from device_ranks import keep_busy
-from stream_cases import (
+from device_models import (
     Pairs,
     accumulate_on,
     backward,
     batch,
     expected_grads,
-    expected_of_used,
     layers,
     loss_of,
     make_grads,
     pair_up,
 )
+from device_ranks import keep_busy
+from unused_cases import expected_of_used
 
 from ddpx import _C, ReducerDDP
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from capture_cases import captured
+from device_models import backward, batch, layers
 from device_ranks import controls
 from graph_cases import deterministic
-from stream_cases import backward, batch, layers
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from usage_cases import _OnTwoDevices as OnTwoDevices

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from device_models import Pairs, batch, expected_grads, layers, loss_of, pair_up
 from device_ranks import controls
-from stream_cases import Pairs, batch, expected_grads, layers, loss_of, pair_up
 
 from ddpx import ReducerDDP
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from capture_cases import captured
-from stream_cases import Pairs, batch, expected_grads, layers, loss_of, pair_up
+from device_models import Pairs, batch, expected_grads, layers, loss_of, pair_up
 
 from ddpx import ReducerDDP
 

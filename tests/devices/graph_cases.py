@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from capture_cases import captured
-from stream_cases import batch, layers, loss_of
+from device_models import batch, layers, loss_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from abort_cases import fail
 from capture_cases import captured
+from device_models import Pairs, batch, expected_grads, layers, loss_of, pair_up
 from device_ranks import controls
 from side_stream_group import SideStreamGroup
-from stream_cases import Pairs, batch, expected_grads, layers, loss_of, pair_up
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import abort_cases
 import average_cases
+import device_models
 import late_device
 import memory_cases
 import sparse_cases
@@ -21,6 +22,7 @@ import stream_cases
 import torch
 import torch.distributed as dist
 import two_device_cases
+import unused_cases
 import usage_cases
 from device_ranks import controls
 
@@ -44,12 +46,12 @@ class Proof:
     slow_ms: float = 60
 
 
-def _pairs(case: Callable[..., stream_cases.Pairs], **options: Any) -> Callable[[], None]:
+def _pairs(case: Callable[..., device_models.Pairs], **options: Any) -> Callable[[], None]:
     return functools.partial(_check_pairs, case, options)
 
 
-def _check_pairs(case: Callable[..., stream_cases.Pairs], options: dict[str, Any]) -> None:
-    stream_cases.check_rank(dist.get_rank(), case("late", **options))
+def _check_pairs(case: Callable[..., device_models.Pairs], options: dict[str, Any]) -> None:
+    device_models.check_rank(dist.get_rank(), case("late", **options))
 
 
 def _as_on_cpu(case: Callable[..., usage_cases.State], *args: Any) -> Callable[[], None]:
@@ -75,7 +77,7 @@ def _finds_that_all_is_finite() -> None:
 
 
 def _reads_the_use_of_all_ranks() -> None:
-    readings = stream_cases.use_read_on_another_stream("late")
+    readings = unused_cases.use_read_on_another_stream("late")
     assert readings == [[dist.get_world_size()] * 4] * 3, "the use of this rank alone is read"
 
 
@@ -99,11 +101,11 @@ def _divides_by_weights_of_other_streams() -> None:
         raise AssertionError("a weight is read before it is computed") from error
 
 
-def _reads_rows_of(case: Callable[[str], stream_cases.Pairs]) -> Callable[[], None]:
+def _reads_rows_of(case: Callable[[str], device_models.Pairs]) -> Callable[[], None]:
     return functools.partial(_check_rows, case)
 
 
-def _check_rows(case: Callable[[str], stream_cases.Pairs]) -> None:
+def _check_rows(case: Callable[[str], device_models.Pairs]) -> None:
     try:
         _check_pairs(case, {})
     except RuntimeError as error:
@@ -296,7 +298,7 @@ PROOFS = (
         "reading the used-map waits for the ranks' agreement on it",
         "STREAM",
         ("ddpx::UsedMap::wait",),
-        _pairs(stream_cases.used_differently_by_rank),
+        _pairs(unused_cases.used_differently_by_rank),
         slow="allreduce",
     ),
     Proof(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from stream_cases import backward, batch, layers, loss_of
+from device_models import backward, batch, layers, loss_of
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
 from usage_cases import State, state_of, train

@@ -11,7 +11,7 @@ import late_device
 import torch
 import torch.distributed as dist
 from abort_cases import fail
-from stream_cases import Pairs, accumulate_on
+from device_models import Pairs, accumulate_on
 from torch import nn
 
 from ddpx import ReducerDDP

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from device_models import batch, layers
 from device_ranks import keep_busy
 from fault_ranks import stop_for
 from nccl_classes import make_group
 from refused_calls import start_no_more_threads
-from stream_cases import batch, layers
 
 import ddpx
 

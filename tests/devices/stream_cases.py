@@ -6,114 +6,27 @@ The functions run on every rank, on "late" or "cuda".
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import late_device
 import torch
 import torch.distributed as dist
+from device_models import (
+    Pairs,
+    accumulate_on,
+    backward,
+    batch,
+    expected_grads,
+    layers,
+    loss_of,
+    make_grads,
+    pair_up,
+)
 from device_ranks import HOLD_MS, controls
 from torch import nn
 
-from ddpx import _C, ReducerDDP
-
-MODES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "find unused": {"find_unused_parameters": True},
-}
-
-# The results of a case: pairs of a gradient and its expected value.
-Pairs = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-def layers(device: str, number: int = 4, width: int = 16) -> nn.Sequential:
-    """Layers with the same weights on every rank."""
-    torch.manual_seed(1)
-    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(number))).to(device)
-
-
-def batch(device: str, step: int, rank: int | None = None, width: int = 16) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(
-        100 * step + (dist.get_rank() if rank is None else rank)
-    )
-    return torch.randn(4, width, generator=generator).to(device)
-
-
-def expected_grads(
-    module: nn.Module, forward: Callable[[nn.Module, torch.Tensor], torch.Tensor], step: int
-) -> list[torch.Tensor]:
-    """The mean over ranks of the gradients of ``module``. Each rank computes it on CPU."""
-    copies = [param.detach().cpu() for param in module.parameters()]
-    size = dist.get_world_size()
-    total = [torch.zeros_like(copy) for copy in copies]
-    for rank in range(size):
-        alone = layers("cpu", len(copies), copies[0].shape[0])
-        for param, copy in zip(alone.parameters(), copies, strict=True):
-            param.data.copy_(copy)
-        forward(alone, batch("cpu", step, rank, copies[0].shape[0])).backward()
-        for sum_, param in zip(total, alone.parameters(), strict=True):
-            assert param.grad is not None
-            sum_ += param.grad / size
-    return total
-
-
-def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x).square().mean()
-
-
-def backward(loss: torch.Tensor) -> None:
-    """Runs backward. On the late device, collectives then have time to run before other work."""
-    if loss.device.type != "late":
-        loss.backward()
-        return
-    controls().set_hold(late_device.milliseconds(5_000))
-    try:
-        loss.backward()
-    finally:
-        time.sleep(0.03)
-
-
-def pair_up(module: nn.Module, expected: Sequence[torch.Tensor]) -> Pairs:
-    """Pairs gradients with expected values.
-
-    Must run on the stream on which the user reads gradients.
-    """
-    pairs = []
-    for param, value in zip(module.parameters(), expected, strict=True):
-        assert param.grad is not None
-        pairs.append((param.grad.cpu(), value))
-    return pairs
-
-
-def check(per_rank: Sequence[Pairs]) -> None:
-    for rank, pairs in enumerate(per_rank):
-        check_rank(rank, pairs)
-
-
-def check_rank(rank: int, pairs: Pairs) -> None:
-    for number, (actual, expected) in enumerate(pairs):
-        torch.testing.assert_close(
-            actual, expected, msg=lambda text, n=number: f"rank {rank}, grad {n}: {text}"
-        )
-
-
-def accumulate_on(param: torch.Tensor, stream: torch.Stream) -> Any:
-    """Makes the accumulation of the param's gradient, and its hooks, run on ``stream``.
-
-    The accumulator keeps the stream that is current at its creation. It lives as long as the
-    returned object.
-    """
-    with stream:
-        return param.expand_as(param).grad_fn.next_functions[0][0]
-
-
-def make_grads(module: nn.Module) -> None:
-    for param in module.parameters():
-        param.grad = torch.zeros_like(param)
+from ddpx import ReducerDDP
 
 
 def gradients_made_on_a_side_stream(device: str, **options: Any) -> Pairs:
@@ -443,50 +356,6 @@ def arrived_in_another_order(device: str, **options: Any) -> Pairs:
     return pairs
 
 
-def expected_of_used(
-    module: nn.Module, number_used: Callable[[int, int], int], step: int
-) -> list[torch.Tensor | None]:
-    """As :func:`expected_grads`, where each rank uses the first ``number_used(step, rank)`` layers.
-
-    None for a parameter that no rank uses.
-    """
-    size = dist.get_world_size()
-    before = [param.detach().cpu() for param in module.parameters()]
-    total: list[torch.Tensor | None] = [None] * len(before)
-    for rank in range(size):
-        alone = layers("cpu", len(before))
-        for param, value in zip(alone.parameters(), before, strict=True):
-            param.data.copy_(value)
-        loss_of(alone[: number_used(step, rank)], batch("cpu", step, rank)).backward()
-        for number, param in enumerate(alone.parameters()):
-            if param.grad is not None:
-                part = param.grad / size
-                known = total[number]
-                total[number] = part if known is None else known + part
-    return total
-
-
-def used_differently_by_rank(device: str, **options: Any) -> Pairs:
-    """With find_unused_parameters. Predictions are wrong in some steps, and are corrected."""
-    module = layers(device)
-    ours = ReducerDDP(module, find_unused_parameters=True, bucket_cap_mb=0.0001, **options)
-    pairs: Pairs = []
-
-    def number_used(step: int, rank: int) -> int:
-        return 4 if step in (0, 4) else (2 if step < 3 else (2 + rank % 2 * 2))
-
-    for step in range(7):
-        ours.zero_grad()
-        total = expected_of_used(module, number_used, step)
-        used = module[: number_used(step, dist.get_rank())]
-        backward(loss_of(used, batch(device, step)))
-        for param, expected in zip(module.parameters(), total, strict=True):
-            assert (param.grad is None) == (expected is None), f"step {step}"
-            if param.grad is not None and expected is not None:
-                pairs.append((param.grad.cpu(), expected))
-    return pairs
-
-
 def checked_for_finite(device: str, **options: Any) -> list[str]:
     """Error texts per step. A gradient of rank 0 is infinite in the second step."""
     module = layers(device)
@@ -504,45 +373,3 @@ def checked_for_finite(device: str, **options: Any) -> list[str]:
         except RuntimeError as error:
             texts.append(str(error))
     return texts
-
-
-def use_read_on_another_stream(device: str, **options: Any) -> list[list[int]]:
-    """Another thread reads the agreed use of the step before, while a step waits for its hook.
-
-    No rank has read the use in its own step, because every rank used every parameter.
-    """
-    ours = ReducerDDP(layers(device), find_unused_parameters=True, **options)
-    side = torch.Stream(device=device)
-    readings: list[list[int]] = []
-
-    def read_and_complete(future: torch.futures.Future[Any], buffer: torch.Tensor) -> None:
-        with side:
-            while ours.reducer.phase != _C.Phase.FINALIZING:
-                time.sleep(0.001)
-            while not ours.reducer.used_by_ranks:  # the step before is not waited for yet
-                time.sleep(0.001)
-            readings.append(ours.reducer.used_by_ranks)
-        future.set_result(buffer)
-
-    def keep_local(step: list[int], bucket: dist.GradBucket) -> torch.futures.Future[Any]:
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        if step[0] == 0:
-            future.set_result(bucket.buffer())
-        else:
-            threading.Thread(target=read_and_complete, args=(future, bucket.buffer())).start()
-        return future
-
-    current = [0]
-    ours.register_comm_hook(current, keep_local)
-    for step in range(4):
-        current[0] = step
-        ours.zero_grad()
-        loss_of(ours, batch(device, step)).backward()
-    return readings
-
-
-def use_read_while_sums_are_slow(device: str) -> list[list[int]]:
-    """On the late device, the sums over ranks take 200 ms."""
-    slow = late_device.slow("allreduce", 200) if device == "late" else contextlib.nullcontext()
-    with slow:
-        return use_read_on_another_stream(device)

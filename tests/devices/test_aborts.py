@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import abort_cases as cases
 import pytest
+from device_models import MODES, check
 from device_ranks import on_devices
-from stream_cases import MODES, check
 
 pytestmark = pytest.mark.timeout(120)
 

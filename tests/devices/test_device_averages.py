@@ -7,8 +7,8 @@ import math
 import average_cases as cases
 import pytest
 import torch
+from device_models import MODES
 from device_ranks import on_devices, on_nccl, skip_gloo_on_cuda
-from stream_cases import MODES
 
 pytestmark = pytest.mark.timeout(120)
 

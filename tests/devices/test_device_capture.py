@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import capture_cases as cases
 import pytest
+from device_models import check
 from device_ranks import on_devices, skip_gloo_on_cuda
-from stream_cases import check
 
 pytestmark = pytest.mark.timeout(120)
 MODES = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import failed_capture_cases as cases
 import pytest
+from device_models import check
 from device_ranks import on_nccl
-from stream_cases import check
 
 pytestmark = pytest.mark.timeout(120)
 MODES = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import memory_cases as cases
 import pytest
+from device_models import check
 from device_ranks import on_devices, on_nccl
-from stream_cases import check
 
 pytestmark = pytest.mark.timeout(120)
 VIEWS = pytest.mark.parametrize("views", [False, True], ids=["", "view"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from device_models import MODES
 from device_ranks import on_devices
 from replicate_cases import CASES
-from stream_cases import MODES
 
 pytestmark = pytest.mark.timeout(120)
 

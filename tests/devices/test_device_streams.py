@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import stream_cases as cases
+import unused_cases
+from device_models import MODES, check
 from device_ranks import on_devices, on_nccl
-from stream_cases import MODES
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -19,13 +20,13 @@ def ranks(device, world_size, device_ranks):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("caps", [{}, {"bucket_cap_mb": 0.0001}], ids=["one-bucket", "buckets"])
 def test_gradients_made_on_a_side_stream(ranks, device, mode, caps):
-    cases.check(ranks.run(cases.gradients_made_on_a_side_stream, device, **MODES[mode], **caps))
+    check(ranks.run(cases.gradients_made_on_a_side_stream, device, **MODES[mode], **caps))
 
 
 @on_devices(1, 2)
 @pytest.mark.parametrize("mode", MODES)
 def test_wrapped_on_a_side_stream(ranks, device, mode):
-    cases.check(ranks.run(cases.wrapped_on_a_side_stream, device, **MODES[mode]))
+    check(ranks.run(cases.wrapped_on_a_side_stream, device, **MODES[mode]))
 
 
 @on_devices(1, 2)
@@ -34,7 +35,7 @@ def test_wrapped_on_a_side_stream(ranks, device, mode):
 @pytest.mark.parametrize("keep", [False, True], ids=["", "kept"])
 def test_hooks_on_several_streams(ranks, device, mode, batched, keep):
     options = {**MODES[mode], "batched_grad_copy": batched, "keep": keep}
-    cases.check(ranks.run(cases.hooks_on_several_streams, device, **options))
+    check(ranks.run(cases.hooks_on_several_streams, device, **options))
 
 
 @on_devices(1, 2)
@@ -43,13 +44,13 @@ def test_hooks_on_several_streams(ranks, device, mode, batched, keep):
 def test_gradients_that_move_into_a_lazy_bucket(ranks, device, mode, batched):
     lazy = {"lazy_bucket_allocation": True, "gradient_as_bucket_view": True}
     options = {**MODES[mode], **lazy, "batched_grad_copy": batched, "keep": True}
-    cases.check(ranks.run(cases.hooks_on_several_streams, device, **options))
+    check(ranks.run(cases.hooks_on_several_streams, device, **options))
 
 
 @on_devices(1, 2)
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_that_are_dropped_while_they_are_read(ranks, device, mode):
-    cases.check(ranks.run(cases.gradients_dropped_while_read, device, **MODES[mode]))
+    check(ranks.run(cases.gradients_dropped_while_read, device, **MODES[mode]))
 
 
 @on_devices(2)
@@ -60,13 +61,13 @@ def test_a_waiting_bucket_is_launched_from_another_stream(
     ranks, device, mode, batched, check_finite
 ):
     options = {**MODES[mode], "batched_grad_copy": batched, "check_finite": check_finite}
-    cases.check(ranks.run(cases.launched_from_another_stream, device, **options))
+    check(ranks.run(cases.launched_from_another_stream, device, **options))
 
 
 @on_nccl(1, 2)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_hook_that_sums_synchronously(ranks, device, mode):
-    cases.check(ranks.run(cases.summed_by_a_synchronous_hook, device, **MODES[mode]))
+    check(ranks.run(cases.summed_by_a_synchronous_hook, device, **MODES[mode]))
 
 
 @on_devices(1, 2)
@@ -75,7 +76,7 @@ def test_a_hook_that_sums_synchronously(ranks, device, mode):
 @pytest.mark.parametrize("what", ["replaced", "cleared"])
 def test_the_gradient_that_arrived_counts(ranks, device, mode, batched, what):
     options = {**MODES[mode], "batched_grad_copy": batched}
-    cases.check(ranks.run(cases.a_replaced_gradient, device, what, **options))
+    check(ranks.run(cases.a_replaced_gradient, device, what, **options))
 
 
 @on_devices(1, 2)
@@ -92,18 +93,18 @@ def test_a_gradient_that_another_hook_changes(ranks, device, world_size, mode):
 @on_devices(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_order_of_arrival_that_differs_by_rank(ranks, device, mode):
-    cases.check(ranks.run(cases.arrived_in_another_order, device, **MODES[mode]))
+    check(ranks.run(cases.arrived_in_another_order, device, **MODES[mode]))
 
 
 @on_devices(2, 3)
 @pytest.mark.parametrize("mode", ["default", "view"])
 def test_use_that_differs_by_rank(ranks, device, mode):
-    cases.check(ranks.run(cases.used_differently_by_rank, device, **MODES[mode]))
+    check(ranks.run(unused_cases.used_differently_by_rank, device, **MODES[mode]))
 
 
 @on_devices(2)
 def test_use_is_read_on_another_stream(ranks, device, world_size):
-    with_slow_sums = ranks.run(cases.use_read_while_sums_are_slow, device)
+    with_slow_sums = ranks.run(unused_cases.use_read_while_sums_are_slow, device)
     assert with_slow_sums == [[[world_size] * 4] * 3] * world_size
 
 
@@ -118,7 +119,7 @@ def test_a_gradient_that_is_not_finite(ranks, device, mode):
 @on_devices(1, 2)
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_before_the_first_averaged_output(ranks, device, mode):
-    cases.check(ranks.run(cases.local_gradients_first, device, **MODES[mode]))
+    check(ranks.run(cases.local_gradients_first, device, **MODES[mode]))
 
 
 @on_devices(2)
@@ -127,7 +128,7 @@ def test_a_loss_that_reaches_no_param(ranks, device, world_size, mode):
     if world_size == 1:
         pytest.skip("a rank that is alone has no peer that uses the parameters")
     answers = ranks.run(cases.a_loss_that_reaches_no_param, device, **MODES[mode])
-    cases.check([pairs for pairs, _ in answers])
+    check([pairs for pairs, _ in answers])
     for rank, (_, texts) in enumerate(answers):
         for step, text in enumerate(texts):
             if rank == 0 and step in (2, 4) and mode != "find unused":

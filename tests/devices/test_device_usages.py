@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 import usage_cases as cases
+from device_models import MODES
 from device_ranks import on_devices, skip_gloo_on_cuda
-from stream_cases import MODES
 
 from ddpx.timeline import Timeline
 from ddpx.timeline.analyze.figures import step_figures

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import two_device_cases as cases
+from device_models import check
 from device_ranks import on_nccl
-from stream_cases import check
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,8 +9,8 @@ from typing import Any
 import late_device
 import torch
 import torch.distributed as dist
+from device_models import Pairs, backward, batch, layers, loss_of, pair_up
 from device_ranks import controls, keep_busy
-from stream_cases import Pairs, backward, batch, layers, loss_of, pair_up
 from torch import nn
 
 import ddpx

@@ -12,8 +12,8 @@ import late_device
 import torch
 import torch.distributed as dist
 from capture_cases import captured
+from device_models import accumulate_on, backward, batch, layers, loss_of
 from device_ranks import controls, keep_busy
-from stream_cases import accumulate_on, backward, batch, layers, loss_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.optim import _apply_optimizer_in_backward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ class HandMade(SlowDDP):
             In other modes, it counts as no gradient. Until its first forward, a wrapper in default
             mode looks for unused params.
         mixed: The dtype in which forward and backward run. None: the dtypes of the params.
+        average: ``"mean"``, ``"sum"`` or ``"weights"``, as for ReducerDDP.
+        ignored: Names of params and buffers that stay local.
     """
 
     def __init__(
@@ -35,14 +37,23 @@ class HandMade(SlowDDP):
         syncs_buffers: bool,
         mode: str,
         mixed: torch.dtype | None,
+        average: str = "mean",
+        ignored: Collection[str] = (),
     ) -> None:
         super().__init__(module)
+        for name in ignored:
+            self.managed.pop(name, None)
+        self.ignored = ignored
+        self.average_kind = average
+        self.weight = 0.0  # of the next forward
+        self.sum_of_weights = 0.0  # of forwards since the last average
         self.mode = mode
         self.has_run = False  # whether a forward has recorded a graph
         self.syncs_buffers = syncs_buffers
         self.mixed = mixed
         self.factor = 1.0  # of a communication hook
         self.last_forward_was_synchronized = True
+        self.buffers_from = 0  # the rank
         self.reached: set[str] = set()  # the params of backwards since the last average
         self.parts: Counter[str] = Counter()  # counts of the running backward
         # A node that nobody holds is made anew, without the hook.
@@ -60,15 +71,26 @@ class HandMade(SlowDDP):
         return node
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.syncs_buffers and self.last_forward_was_synchronized:
-            for buffer in self.module.buffers():
-                dist.broadcast(buffer, 0)
+        self._broadcast_buffers()
         self.has_run = self.has_run or torch.is_grad_enabled()
         output = self._run(inputs, kwargs)
+        self.count_weight()
         self.last_forward_was_synchronized = (
             torch.is_grad_enabled() and self.require_backward_grad_sync
         )
         return output
+
+    def _broadcast_buffers(self) -> None:
+        if self.syncs_buffers and self.last_forward_was_synchronized:
+            for name, buffer in self.module.named_buffers():
+                if name not in self.ignored:
+                    dist.broadcast(buffer, self.buffers_from)
+
+    def shadow_step(self) -> None:
+        """A rank without inputs does its part of a step."""
+        self._broadcast_buffers()
+        self.has_run = self.last_forward_was_synchronized = True
+        self.average(has_inputs=False)
 
     def _run(self, inputs: Any, kwargs: Any) -> Any:
         if self.mixed is None:
@@ -77,6 +99,12 @@ class HandMade(SlowDDP):
         params = {name: cast(param) for name, param in self.module.named_parameters()}
         values = [cast(value) if isinstance(value, torch.Tensor) else value for value in inputs]
         return torch.func.functional_call(self.module, params, tuple(values), kwargs)
+
+    def count_weight(self) -> None:
+        """Counts the weight of a forward that records a graph."""
+        if torch.is_grad_enabled():
+            self.sum_of_weights += self.weight
+            self.weight = 0.0
 
     def needs_all_params(self) -> bool:
         return self.mode == "default" and self.has_run
@@ -90,9 +118,10 @@ class HandMade(SlowDDP):
     def forget(self) -> None:
         """Forgets a backward that failed."""
         self.reached.clear()
+        self.sum_of_weights = 0.0
 
-    def average(self) -> None:
-        numbers = [_as_numbers(param) for param in self.managed.values()]
+    def average(self, has_inputs: bool = True) -> None:
+        numbers = [_as_numbers(param) * has_inputs for param in self.managed.values()]
         finds_unused = self.mode != "static" and not self.needs_all_params()
         users = torch.tensor([float(name in self.reached) for name in self.managed])
         trainable = torch.tensor(
@@ -101,13 +130,16 @@ class HandMade(SlowDDP):
                 for param in self.managed.values()
             ]
         )
-        *totals, num_users, num_trainable = self.all_reduce(
-            [*numbers, users.double(), trainable.double()]
+        weight = torch.tensor([self.sum_of_weights], dtype=torch.float64)
+        *totals, num_users, num_trainable, sum_of_weights = self.all_reduce(
+            [*numbers, users.double(), trainable.double(), weight]
         )
+        self.sum_of_weights = 0.0
+        divisor = {"mean": dist.get_world_size(), "sum": 1, "weights": sum_of_weights.item()}
         counted = num_users * num_trainable
         for param, total, count in zip(self.managed.values(), totals, counted, strict=True):
-            if count > 0:
-                mean = total * (self.factor / dist.get_world_size())
+            if count > 0 and has_inputs:
+                mean = total * (self.factor / divisor[self.average_kind])
                 if param.is_complex():
                     mean = torch.view_as_complex(mean.reshape(-1, 2))
                 param.grad = mean.reshape(param.shape).to(param.dtype)

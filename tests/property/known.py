@@ -26,6 +26,8 @@ KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
 # docs/divergences.md, and DDP's own limits: DDP raises, hangs or is wrong. The hand-made average
 # alone judges these programs.
 DDP_DIFFERS: tuple[tuple[str, ...], ...] = (
+    ("average sum",),
+    ("average weights",),
     ("usage bypass",),
     ("usage ffbb",),
     ("usage fbb",),
@@ -42,6 +44,7 @@ DDP_DIFFERS: tuple[tuple[str, ...], ...] = (
     ("mode default", "left out"),
     ("mode default", "freeze"),
     ("mode static", "freeze"),
+    ("mode static", "uneven"),
     ("mode skip", "left out on one rank"),
     ("wrap again", "views"),
     ("views", "decay in gradients"),  # an error, depending on the layout of buckets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from program_models import Average, Model, Ours
 from program_module import PlannedFailure
-from programs import Fail, Freeze, Hook, Program, Step
+from programs import Fail, Freeze, Hook, Program, Step, Uneven
 from slow_ddp import seed
 from usages import APART, StepRun
 
@@ -43,6 +44,9 @@ def run_actions(model: Model, program: Program) -> list[Moment]:
                 model.errors[:] = ["" for error in model.errors]
         elif isinstance(action, Fail):
             _fail(model, action)
+        elif isinstance(action, Uneven):
+            model.train_unevenly(action.counts, lambda: _uneven_step(model))
+            model.errors.clear()  # ranks have different numbers of backwards
         elif isinstance(action, Freeze):
             _freeze(model, action)
         elif isinstance(action, Hook):
@@ -75,6 +79,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 def _zero(model: Model, style: str) -> None:
     if style != "keep":
         model.wrapper.zero_grad(set_to_none=style == "none")
+        model.forget_weights()
 
 
 def _whole_step(model: Model, local: str = "") -> Step:
@@ -82,6 +87,12 @@ def _whole_step(model: Model, local: str = "") -> Step:
     steps = (action for action in model.program.actions if isinstance(action, Step))
     left_out = next(steps, Step()).left_out if model.program.mode == "static" else ((), ())
     return Step(local=local, left_out=left_out)
+
+
+def _uneven_step(model: Model) -> None:
+    _zero(model, "none")
+    StepRun(model, _whole_step(model)).run()
+    _optimizer_step(model)
 
 
 def _fail(model: Model, action: Fail) -> None:
@@ -161,6 +172,24 @@ def _clear_one_gradient(model: Model) -> None:
         model.module.layers[-1].zero_grad(set_to_none=True)
 
 
+def _drop_a_forward(model: Model) -> None:
+    StepRun(model, _whole_step(model)).forward(weight=0.0)
+
+
+def _record(model: Model) -> None:
+    if isinstance(model, Ours):
+        model.record()
+
+
+def _load_state(model: Model) -> None:
+    model.wrapper.load_state_dict(copy.deepcopy(model.wrapper.state_dict()))
+
+
+def _new_storage(model: Model) -> None:
+    for param in model.module.parameters():
+        param.data = param.data.clone()
+
+
 _ACTS: dict[str, Callable[[Model], None]] = {
     "optimizer step": _optimizer_step,
     "decay in gradients": _decay_in_gradients,
@@ -175,5 +204,8 @@ _ACTS: dict[str, Callable[[Model], None]] = {
     "post-sync hook": _post_sync_hook,
     "change buffers": _change_buffers,
     "clear one gradient": _clear_one_gradient,
-    "drop a forward": lambda model: StepRun(model, _whole_step(model)).forward() and None,
+    "drop a forward": _drop_a_forward,
+    "record": _record,
+    "load state": _load_state,
+    "new storage": _new_storage,
 }

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from known import ddp_differs, has_late_errors, may_raise
 from program_actions import Moment, run_actions
 from program_models import Average, Ddp, Ours
-from programs import DTYPES, Program
+from programs import DTYPES, Program, Step
 from slow_ddp import assert_in_step, assert_names
 
 from ddpx.health.ending import end_with
@@ -141,6 +141,8 @@ def _least_tolerance(program: Program) -> float:
         dtypes.add(DTYPES[program.mixed])
     if "reduce_dtype" in dict(program.options):
         dtypes.add(torch.float32)
+    if any(isinstance(action, Step) and action.usage == "autocast" for action in program.actions):
+        dtypes.add(torch.bfloat16)
     return max(TOLERANCES[dtype] for dtype in dtypes)
 
 

@@ -14,11 +14,13 @@ import torch.distributed as dist
 from hand_made import HandMade
 from program_module import ProgramModule
 from programs import DTYPES, MODES, Program
+from replicated import Replicated
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
+import ddpx
 from ddpx import ReducerDDP
 
 FACTORS = {"allreduce": 1.0, "doubled": 2.0}
@@ -58,6 +60,11 @@ class Model:
     def module(self) -> Any:
         return self.wrapper.module
 
+    @property
+    def bypass(self) -> Callable[..., Any]:
+        """Runs the module without the front."""
+        return self.module
+
     def wrap_again(self) -> None:
         self.wrappers.append(self.wrap(self.module))
 
@@ -74,8 +81,20 @@ class Model:
             self.wrapper.has_hook_of_program = True
             self.register_hook(kind)
 
+    def train_unevenly(self, counts: tuple[int, int], step: Callable[[], None]) -> None:
+        """Calls ``step`` on each rank as often as its element of ``counts`` says."""
+        with self.wrapper.join():
+            for _ in range(counts[dist.get_rank()]):
+                step()
+
     def forget_failure(self) -> None:
         """Called on all ranks after an averaged backward that failed as planned."""
+
+    def set_weight(self, weight: float) -> None:
+        """Called before each forward that records a graph."""
+
+    def forget_weights(self) -> None:
+        """Called when the gradients of local micro-steps are dropped."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         raise NotImplementedError
@@ -91,15 +110,17 @@ class Average(Model):
     """The module in the hand-made average."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                _broadcast(tensor)
+        for tensor in (*module.parameters(), *module.buffers()):
+            _broadcast(tensor)
         return self._wrap(module)
 
     def _wrap(self, module: nn.Module) -> HandMade:
         syncs_buffers = dict(self.program.options).get("forward_sync_buffers", True)
         mixed = DTYPES.get(self.program.mixed)
-        return HandMade(module, syncs_buffers, self.program.mode, mixed)
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        return HandMade(
+            module, syncs_buffers, self.program.mode, mixed, self.program.average, ignored
+        )
 
     def drop_newest(self) -> None:
         super().drop_newest()
@@ -108,16 +129,39 @@ class Average(Model):
     def copy(self) -> None:
         copied = self._wrap(copy.deepcopy(self.module))
         copied.last_forward_was_synchronized = self.wrapper.last_forward_was_synchronized
+        copied.buffers_from = self.wrapper.buffers_from
         self.wrappers[:] = [copied]
 
     def register_hook(self, kind: str) -> None:
         self.wrapper.factor = FACTORS[kind]
+
+    def train_unevenly(self, counts: tuple[int, int], step: Callable[[], None]) -> None:
+        for number in range(max(counts)):
+            active = [rank for rank, count in enumerate(counts) if number < count]
+            self.wrapper.buffers_from = max(active)
+            if dist.get_rank() in active:
+                step()
+            else:
+                self.wrapper.shadow_step()
+        # As in DDP, the settings of join() hold after the context.
+        self.wrapper.buffers_from = dist.get_world_size() - 1
+        buffers = self.module.named_buffers() if self.wrapper.syncs_buffers else ()
+        for name, tensor in (*self.module.named_parameters(), *buffers):
+            if name not in self.wrapper.ignored:
+                _broadcast(tensor, max(active))
+
+    def set_weight(self, weight: float) -> None:
+        self.wrapper.weight = weight
+
+    def forget_weights(self) -> None:
+        self.wrapper.sum_of_weights = 0.0
 
     def forget_failure(self) -> None:
         self.wrapper.forget()
 
     def backward(self, loss: torch.Tensor, averages: bool, **kwargs: Any) -> None:
         self.wrapper.parts.clear()
+        self.wrapper.count_weight()  # of a forward that bypassed the wrapper
         loss.backward(**kwargs)
         if averages:
             self.errors.append(self.wrapper.missing())
@@ -127,12 +171,16 @@ class Average(Model):
 
 
 class Ours(Model):
-    """The module in ReducerDDP."""
+    """The module in ReducerDDP, or averaged by ``ddpx.replicate()``."""
+
+    recording: Any = None
 
     def wrap(self, module: nn.Module) -> nn.Module:
         mixed = DTYPES.get(self.program.mixed)
-        wrapper = ReducerDDP(
+        front = ReducerDDP if self.program.front == "wrapper" else Replicated
+        wrapper = front(
             module,
+            average=self.program.average,
             gradient_as_bucket_view=self.program.views,
             mixed_precision=mixed and _MixedPrecision(mixed, torch.float32),
             **MODES[self.program.mode],
@@ -143,6 +191,31 @@ class Ours(Model):
 
     def register_hook(self, kind: str) -> None:
         self.wrapper.register_comm_hook(None, HOOKS[kind])
+
+    def set_weight(self, weight: float) -> None:
+        if self.program.average == "weights":
+            ddpx.set_weight(self._front, weight)
+
+    def forget_weights(self) -> None:
+        if self.program.average == "weights":
+            self.wrapper.reset()
+
+    @property
+    def bypass(self) -> Callable[..., Any]:
+        return self.module.forward if self.program.front == "replicate" else self.module
+
+    def record(self) -> None:
+        """Begins a recording of the wrapper, or ends the one that runs."""
+        if self.recording is None:
+            self.recording = ddpx.record(self._front).start()
+        else:
+            self.recording.stop()
+            self.recording = None
+
+    @property
+    def _front(self) -> nn.Module:
+        """The module that functions of ddpx take."""
+        return self.module if self.program.front == "replicate" else self.wrapper
 
     def backward(self, loss: torch.Tensor, averages: bool, **kwargs: Any) -> None:
         try:
@@ -207,8 +280,9 @@ class Ddp(Model):
 HOOKS: dict[str, Callable[..., Any]] = {"allreduce": allreduce_hook, "doubled": doubled}
 
 
-def _broadcast(tensor: torch.Tensor) -> None:
+@torch.no_grad()
+def _broadcast(tensor: torch.Tensor, source: int = 0) -> None:
     value = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     copied = value.contiguous()
-    dist.broadcast(copied, 0)
+    dist.broadcast(copied, source)
     value.copy_(copied)

@@ -124,6 +124,12 @@ class ProgramModule(nn.Module):
             module.weight = self.layers[original(program.layers, index)].weight
             if layer.frozen:
                 module.requires_grad_(False)
+        names = [f"layers.{i}" for i, layer in enumerate(program.layers) if layer.ignored]
+        self._ddp_params_and_buffers_to_ignore = [
+            name
+            for name, _ in (*self.named_parameters(), *self.named_buffers())
+            if name.rpartition(".")[0] in names
+        ]
 
     def forward(self, x: Tensor, rows: Tensor, step: Step, rank: int, fail: str = "") -> Any:
         """Returns the output after the last layer, and after the first layers."""

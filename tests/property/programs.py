@@ -34,6 +34,8 @@ MODES: dict[str, dict[str, bool]] = {
     "skip": {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
 }
 HOOKS = ("allreduce", "doubled")
+FRONTS = ("wrapper", "replicate")
+AVERAGES = ("mean", "sum", "weights")
 # Actions without arguments. program_models.py says what they do.
 ACTS = (
     "optimizer step",
@@ -50,6 +52,9 @@ ACTS = (
     "change buffers",
     "clear one gradient",
     "drop a forward",
+    "record",
+    "load state",
+    "new storage",
 )
 EVERY_RANK = (0, 1)
 
@@ -83,6 +88,7 @@ class Layer(_Short):
         optional: Whether steps may leave out the layer.
         tied: Whether the layer has the weight of the first layer of its kind and dtype.
         frozen: Whether the layer is frozen when the module is wrapped.
+        ignored: Whether the wrapper leaves out the layer.
     """
 
     kind: str = "linear"
@@ -93,6 +99,7 @@ class Layer(_Short):
     optional: bool = False
     tied: bool = False
     frozen: bool = False
+    ignored: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,13 +151,20 @@ class Hook(_Short):
 
 
 @dataclass(frozen=True, repr=False)
+class Uneven(_Short):
+    """Ranks train in ``join()``, each with its number of whole steps."""
+
+    counts: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True, repr=False)
 class Act(_Short):
     """An action of ``ACTS``."""
 
     name: str
 
 
-Action = Step | Freeze | Fail | Hook | Act
+Action = Step | Freeze | Fail | Hook | Uneven | Act
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,6 +181,8 @@ class Program(_Short):
         manual: Whether the script ends each step with ``finalize_backward()``.
         output: The type of the module's output, one of ``OUTPUTS``.
         backend: The backend of the process group.
+        front: The front of the module, one of ``FRONTS``.
+        average: The option ``average``, one of ``AVERAGES``.
     """
 
     actions: tuple[Action, ...]
@@ -178,6 +194,8 @@ class Program(_Short):
     manual: bool = False
     output: str = "tuple"
     backend: str = "gloo"
+    front: str = "wrapper"
+    average: str = "mean"
 
 
 def original(layers: tuple[Layer, ...], index: int) -> int:
@@ -192,6 +210,7 @@ def original(layers: tuple[Layer, ...], index: int) -> int:
 def features(program: Program) -> frozenset[str]:
     """Words for what the program has. ``known.py`` uses these words."""
     words = {f"mode {program.mode}", f"output {program.output}", f"backend {program.backend}"}
+    words |= {f"front {program.front}", f"average {program.average}"}
     words |= {f"option {name}" for name, _ in program.options}
     if program.views:
         words.add("views")
@@ -204,7 +223,7 @@ def features(program: Program) -> frozenset[str]:
     for layer in program.layers:
         words |= {f"kind {layer.kind}", f"gradient {layer.gradient}", f"dtype {layer.dtype}"}
         words.add(f"checkpoint {layer.checkpoint}")
-        words |= {name for name in ("optional", "tied") if getattr(layer, name)}
+        words |= {name for name in ("optional", "tied", "ignored") if getattr(layer, name)}
         if layer.frozen:
             words.add("frozen when wrapped")
         if layer.calls > 1:
@@ -223,6 +242,8 @@ def _words(action: Action) -> set[str]:
         return {f"fail in {action.place}"}
     if isinstance(action, Hook):
         return {"hook", f"hook {action.kind}"}
+    if isinstance(action, Uneven):
+        return {"uneven"} if len(set(action.counts)) > 1 else {"even in join"}
     words = {f"usage {action.usage}", f"zero {action.zero}"}
     if action.local:
         words |= {"local", f"local {action.local}"}

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from known import is_known, known_faults
 from programs import (
     ACTS,
+    AVERAGES,
     DTYPES,
     EVERY_RANK,
+    FRONTS,
     HOOKS,
     KINDS,
     MODES,
@@ -25,6 +27,7 @@ from programs import (
     Layer,
     Program,
     Step,
+    Uneven,
 )
 from usages import USAGES
 from valid_programs import valid
@@ -71,6 +74,7 @@ LAYERS = st.builds(
     optional=st.booleans(),
     tied=st.booleans(),
     frozen=_seldom(False, (True,), 6),
+    ignored=_seldom(False, (True,), 8),
 )
 INDICES = st.integers(0, MAX_LAYERS - 1)
 LEFT_OUT = st.lists(INDICES, max_size=2).map(lambda found: tuple(sorted(set(found))))
@@ -90,13 +94,14 @@ FREEZES = st.builds(
     ranks=st.sampled_from([EVERY_RANK] if is_known("freeze on one rank") else RANK_SETS),
     frozen=st.booleans().map(lambda thaw: not thaw),
 )
+UNEVEN = st.builds(Uneven, st.tuples(st.integers(0, 2), st.integers(0, 2)).filter(any))
 FAILURES = st.builds(Fail, place=st.sampled_from(["forward", "backward"]), local=st.booleans())
 ACTS_OR_HOOKS = st.builds(Act, st.sampled_from(_unknown("", ACTS))) | st.builds(
     Hook, st.sampled_from(HOOKS)
 )
 # Steps are as probable as all other actions together.
 ACTIONS: st.SearchStrategy[Action] = st.sampled_from(
-    [STEPS] * 5 + [FREEZES, FAILURES] + [ACTS_OR_HOOKS] * 3
+    [STEPS] * 6 + [FREEZES, FAILURES, UNEVEN] + [ACTS_OR_HOOKS] * 3
 ).flatmap(lambda actions: actions)
 
 
@@ -124,6 +129,8 @@ def _drawn(draw: Draw) -> Program:
         manual=draw(_seldom(False, (True,), 2)),
         output=draw(st.sampled_from(OUTPUTS)),
         backend=draw(_seldom("gloo", ("shm",), 4)),
+        front=draw(_seldom("wrapper", FRONTS[1:], 2)),
+        average=draw(_seldom("mean", AVERAGES[1:], 2)),
     )
     return valid(program)
 

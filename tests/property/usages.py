@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,15 @@ class StepRun:
     def run(self) -> None:
         USAGES[self.step.usage](self)
 
-    def forward(self, call: Callable[..., Any] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs ``call``, by default the wrapper, on new inputs. Returns both outputs."""
+    def forward(
+        self, call: Callable[..., Any] | None = None, weight: float | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs ``call``, by default the wrapper, on new inputs. Returns both outputs.
+
+        The weight is 0 if no backward follows.
+        """
+        if torch.is_grad_enabled():
+            self.model.set_weight(2.0 + 3 * dist.get_rank() if weight is None else weight)
         self.x = torch.randn(BATCH, WIDTH, dtype=torch.float64).requires_grad_()
         rows = torch.randint(ROWS, (BATCH,))
         with self._context("forward"):
@@ -51,7 +59,7 @@ def _plain(run: StepRun) -> None:
 
 
 def _bypass(run: StepRun) -> None:
-    run.backward(_loss(run.forward(run.model.module)[0]))
+    run.backward(_loss(run.forward(run.model.bypass)[0]))
 
 
 def _both_outputs(run: StepRun) -> None:
@@ -64,6 +72,41 @@ def _ffbb(run: StepRun) -> None:
         run.backward(loss)
 
 
+def _autocast(run: StepRun) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = _loss(run.forward()[0])
+    run.backward(loss)
+
+
+def _gradient_penalty(run: StepRun) -> None:
+    loss = _loss(run.forward()[0])
+    (grad,) = torch.autograd.grad(loss, run.x, create_graph=True)
+    run.backward(loss + grad.square().sum())
+
+
+def _to_params(run: StepRun) -> None:
+    """A backward to all params that require a gradient, and not to inputs."""
+    loss = _loss(run.forward()[0])
+    run.backward(loss, inputs=[p for p in run.model.module.parameters() if p.requires_grad])
+
+
+def _in_a_thread(run: StepRun) -> None:
+    loss = _loss(run.forward()[0])
+    errors: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            run.backward(loss)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    for error in errors:
+        raise error
+
+
 def _fbb(run: StepRun) -> None:
     loss = _loss(run.forward()[0])
     run.backward(loss, retain_graph=True)
@@ -71,7 +114,7 @@ def _fbb(run: StepRun) -> None:
 
 
 def _sum_of_two(run: StepRun) -> None:
-    run.backward(_loss(run.forward()[0]) + _loss(run.forward(run.model.module)[0]))
+    run.backward(_loss(run.forward()[0]) + _loss(run.forward(run.model.bypass)[0]))
 
 
 def _evaluation_between(run: StepRun) -> None:
@@ -82,7 +125,7 @@ def _evaluation_between(run: StepRun) -> None:
 
 
 def _one_dropped(run: StepRun) -> None:
-    run.forward()
+    run.forward(weight=0.0)
     run.backward(_loss(run.forward()[0]))
 
 
@@ -122,6 +165,10 @@ USAGES: dict[str, Callable[[StepRun], None]] = {
     "functional": _functional,
     "functional in part": _functional_in_part,
     "both outputs": _both_outputs,
+    "autocast": _autocast,
+    "gradient penalty": _gradient_penalty,
+    "to params": _to_params,
+    "in a thread": _in_a_thread,
     "bypass": _bypass,
     "ffbb": _ffbb,
     "fbb": _fbb,
@@ -133,5 +180,14 @@ USAGES: dict[str, Callable[[StepRun], None]] = {
     "outputs apart, in reverse": _outputs_apart_in_reverse,
 }
 # Usages with one forward of the wrapper, and one backward.
-SIMPLE = ("plain", "functional", "functional in part", "both outputs")
+SIMPLE = (
+    "plain",
+    "functional",
+    "functional in part",
+    "both outputs",
+    "autocast",
+    "to params",
+    "in a thread",
+)
 APART = ("outputs apart", "outputs apart, in reverse")
+TWO_BACKWARDS = ("ffbb", "fbb", *APART)

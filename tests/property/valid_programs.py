@@ -10,8 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from gradient_forms import forms_of
-from programs import EVERY_RANK, Act, Action, Fail, Freeze, Hook, Layer, Program, Step, original
-from usages import APART, SIMPLE
+from programs import (
+    EVERY_RANK,
+    Act,
+    Action,
+    Fail,
+    Freeze,
+    Hook,
+    Layer,
+    Program,
+    Step,
+    Uneven,
+    original,
+)
+from usages import APART, SIMPLE, TWO_BACKWARDS
 
 # torch refuses, or the number of parts of a gradient would differ from that of the first backward.
 NOT_WITH_REENTRANT = ("sum of two", "gradient of an input", "outputs apart, in reverse")
@@ -61,7 +73,9 @@ def _layers(program: Program) -> tuple[Layer, ...]:
         if not same or layer.kind not in ("linear", "no bias"):
             layer = replace(layer, tied=False)
         if layer.tied or index == 0:
-            layer = replace(layer, frozen=False)
+            layer = replace(layer, frozen=False, ignored=False)
+        if any(x.tied and (x.kind, x.dtype) == (layer.kind, layer.dtype) for x in program.layers):
+            layer = replace(layer, ignored=False)
         layers.append(layer)
     made = tuple(layers)
     if checkpoint == "reentrant":
@@ -105,6 +119,7 @@ class _Actions:
         self.learned = False  # whether an averaged backward came
         self.has_hook = self.has_post_sync = False
         self.has_wrapped_again = False
+        self.has_average = False  # gradients may be an average
         self.has_history = False  # gradients may have a history
         steps = (action for action in program.actions if isinstance(action, Step))
         self.first_step = next(steps, Step())
@@ -120,6 +135,8 @@ class _Actions:
             return self._freeze(action)
         if isinstance(action, Hook):
             return self._hook(action)
+        if isinstance(action, Uneven):
+            return self._uneven(action)
         return self._act(action) if isinstance(action, Act) else self._fail(action)
 
     def _step(self, step: Step) -> Step:
@@ -135,6 +152,17 @@ class _Actions:
             usage = "plain"
         if usage in APART and not self._may_be_apart(step):
             usage = "plain"
+        if usage == "gradient penalty" and not self._has_second_gradients():
+            usage = "plain"
+        if usage == "to params" and "reentrant" in checkpoints:
+            usage = "plain"
+        # Of two forwards in one backward, the one that bypasses the wrapper has no own weight.
+        if usage == "sum of two" and self.program.average == "weights":
+            usage = "plain"
+        # A second average would count the first one once for each rank.
+        counts_averages = self.program.average != "mean"
+        if counts_averages and usage in TWO_BACKWARDS and step.local != "both":
+            usage = "plain"
         # An output that hides its tensors, and a usage with several forwards, leave open which
         # backward is local, if forward or backward alone is in no_sync().
         is_clear = usage in SIMPLE and self.program.output != "hidden"
@@ -142,7 +170,16 @@ class _Actions:
         self.learned = self.learned or not local
         # torch zeroes no view in place that has a history.
         zero = "none" if self.has_history and step.zero == "zeros" else step.zero
+        if counts_averages and self.has_average and zero == "keep":
+            zero = "none"
+        self.has_average = not local or (self.has_average and zero == "keep")
         return replace(step, usage=usage, local=local, zero=zero)
+
+    def _has_second_gradients(self) -> bool:
+        return not self.program.mixed and all(
+            layer.gradient == "plain" and layer.checkpoint == "none" and layer.kind != "sparse"
+            for layer in self.layers
+        )
 
     def _left_out(self, step: Step) -> tuple[tuple[int, ...], ...]:
         if self.program.mode == "static":
@@ -183,21 +220,37 @@ class _Actions:
         self.frozen |= pairs
         return replace(action, layer=index, ranks=ranks)
 
-    def _fail(self, action: Fail) -> Fail:
+    def _fail(self, action: Fail) -> Fail | None:
         """Ranks that fail in backward must have launched the same buckets."""
+        if self.has_average and self.program.average != "mean":
+            return None  # the kept average would raise another error
+        self.has_average = False
         differ = self.program.mode == "static" and len(set(self._left_out(Step()))) > 1
         of_ranks = [{i for i, r in self.frozen if r == rank} for rank in EVERY_RANK]
         same = not differ and of_ranks[0] == of_ranks[1]
         return action if same else replace(action, place="forward")
 
+    def _uneven(self, action: Uneven) -> Uneven | None:
+        if self.program.manual or self.has_post_sync or self.frozen:
+            return None
+        # A static graph does not check again who uses a param.
+        if self.program.mode == "static" and len(set(self._left_out(Step()))) > 1:
+            return None
+        self.has_average = self.learned = True
+        return action
+
     def _hook(self, action: Hook) -> Hook | None:
         sparse = any(layer.kind == "sparse" for layer in self.layers)
         if sparse or self.program.mixed or "reduce_dtype" in dict(self.program.options):
             return None
+        if self.program.average != "mean":
+            action = replace(action, kind="allreduce")
         self.has_hook = True
         return action
 
     def _act(self, action: Act) -> Act | None:
+        if action.name in ("wrap again", "copy") and not self._is_plain_wrapper():
+            return None
         if action.name == "wrap again":
             if self.frozen:  # a wrapper does not average params that are frozen when it is made
                 return None
@@ -211,3 +264,7 @@ class _Actions:
         if action.name == "decay in gradients":
             self.has_history = True
         return action
+
+    def _is_plain_wrapper(self) -> bool:
+        """A second front takes over no weights. A copy of a replicated module has no front."""
+        return (self.program.front, self.program.average) == ("wrapper", "mean")
