@@ -130,11 +130,11 @@ class HandMade(SlowDDP):
                 for param in self.managed.values()
             ]
         )
-        weight = torch.tensor([self.sum_of_weights], dtype=torch.float64)
+        weight = torch.tensor([self.sum_of_weights * has_inputs], dtype=torch.float64)
         *totals, num_users, num_trainable, sum_of_weights = self.all_reduce(
             [*numbers, users.double(), trainable.double(), weight]
         )
-        self.sum_of_weights = 0.0
+        self.sum_of_weights *= not has_inputs
         divisor = {"mean": dist.get_world_size(), "sum": 1, "weights": sum_of_weights.item()}
         counted = num_users * num_trainable
         for param, total, count in zip(self.managed.values(), totals, counted, strict=True):

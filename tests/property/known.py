@@ -14,8 +14,10 @@ from programs import Program, features
 # such a set of features. ``found_programs.py`` has a program for each entry, which must fail.
 KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
     "as in DDP with views, a backward averages kept gradients of a parameter that no rank uses; "
-    "ranks differ where one of them has cleared its gradient": tuple(
-        ("views", f"mode {mode}", "clear one gradient", "zero keep") for mode in ("unused", "skip")
+    "ranks differ where one of them has cleared its gradient, or has trained alone": tuple(
+        ("views", f"mode {mode}", action, "zero keep")
+        for mode in ("unused", "skip")
+        for action in ("clear one gradient", "uneven")
     ),
     "the error about a parameter that one rank froze may come a step later, and the judge does not "
     "expect that post-sync hooks miss a step": (
