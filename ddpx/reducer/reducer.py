@@ -48,6 +48,8 @@ class Reducer(_C.Reducer):
         settings: What was set after construction.
         first_buckets: The buckets of the first step.
         delays_all_params: Whether the all-reduce of all parameters is delayed.
+        has_hook: Whether a communication hook moves buckets over the group. The owner of the hook
+            sets this attribute.
         wait_for: Makes the end of the next synchronized backward of a reducer wait for futures. The
             wrapper sets this attribute.
 
@@ -84,6 +86,7 @@ class Reducer(_C.Reducer):
         self.settings = Settings()
         self.wait_for: Callable[[Reducer, Futures], None] | None = None
         self.delays_all_params = all(p.delayed for p in managed)
+        self.has_hook = False
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -93,7 +96,8 @@ class Reducer(_C.Reducer):
     @property
     def transport(self) -> str:
         """The transport of buckets: ``"shm"``, or the backend of the process group."""
-        return name_of(self._transport, self._process_group, self._device)
+        in_use = None if self.has_hook else self._transport
+        return name_of(in_use, self._process_group, self._device)
 
     def move_to(
         self,

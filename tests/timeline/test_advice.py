@@ -187,13 +187,15 @@ def test_slow_link():
     )
     assert "shared memory" not in sentence
     over_gloo = replace(recording, backend="gloo")
-    assert advise(over_gloo)[0].endswith('or through shared memory: transport="shm" of ReducerDDP.')
+    assert advise(over_gloo)[0].endswith(
+        'or, without a communication hook, through shared memory: transport="shm" of ReducerDDP.'
+    )
     (sentence,) = advise(replace(over_gloo, hosts={0: "here", 1: "there"}))
     assert "shared memory" not in sentence
     of_three = simulate([USUAL] * 3, MODEL, Wire(8))
     hosts = {0: "here", 1: "here", 2: "there"}
     (sentence,) = advise(replace(of_three, backend="gloo", hosts=hosts))
-    assert "or through shared memory within hosts: transport=" in sentence
+    assert "through shared memory within hosts: transport=" in sentence
 
 
 def test_small_buckets():

@@ -35,6 +35,7 @@ class CommHook:
             RuntimeError: The reducer has a hook already, or a backward is running.
         """
         reducer.set_comm_hook(state, hook)
+        reducer.has_hook = True
         self.name = getattr(hook, "__qualname__", type(hook).__qualname__)
         self.registered = (hook, state)
 
@@ -44,6 +45,7 @@ class CommHook:
         ``ALLREDUCE`` divides and sums. ``FP16_COMPRESS`` does the same in half precision.
         """
         reducer.set_builtin_comm_hook(kind, reducer.process_group)
+        reducer.has_hook = True
         self.name = str(kind)
         self._kind = kind
         self._is_bound_to_group = True
@@ -66,6 +68,7 @@ class CommHook:
     ) -> None:
         """Sums buckets in ``dtype``. Gradients arrive in ``compute_dtype``."""
         reducer.set_mixed_precision(compute_dtype, dtype, reducer.process_group)
+        reducer.has_hook = True
         reducer.first_buckets = reducer.plan.buckets
         self.name = f"mixed_precision({dtype})"
         self._is_bound_to_group = True

@@ -188,6 +188,7 @@ class GradientInterface(JoinInterface, Finalization):
         check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
         replica.reducer.move_to(new_process_group)
         replica.group = new_process_group
+        replica.transport = None  # lets the former group's transport end
         replica.search = wrapper_search.begin(replica)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:

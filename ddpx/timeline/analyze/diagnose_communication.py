@@ -66,11 +66,14 @@ def slow_link(evidence: Evidence) -> Iterator[str]:
     num_hosts = len(set(recording.hosts.values()))
     can_share = recording.backend == "gloo" and recording.device == "cpu"
     if can_share and num_hosts == 1:
-        advice += ', or through shared memory: transport="shm" of ReducerDDP'
+        advice += (
+            ', or, without a communication hook, through shared memory: transport="shm" of '
+            "ReducerDDP"
+        )
     elif can_share and num_hosts < len(recording.hosts):
         advice += (
-            ', or through shared memory within hosts: transport="shm" of ReducerDDP, with which '
-            "sums are rounded differently"
+            ', or, without a communication hook, through shared memory within hosts: '
+            'transport="shm" of ReducerDDP, with which sums are rounded differently'
         )
     yield advice + "."
 

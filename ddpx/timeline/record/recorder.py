@@ -116,6 +116,7 @@ class Recorder:
         replica = self._replica()
         if replica is not None:
             replica.reducer.remove_recording(self._core)
+            self._backend = replica.reducer.transport  # a hook may have been registered since
             report = report_of(replica)
             self._plan_report = report if report is not None and report.final else None
         self._core_wait.stop()

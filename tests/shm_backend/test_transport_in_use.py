@@ -1,0 +1,125 @@
+"""The transport that a wrapper names is the one that moves its buckets."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel.distributed import _MixedPrecision
+
+import ddpx
+from ddpx import ReducerDDP
+
+
+def _step(model: nn.Module) -> None:
+    model.zero_grad()
+    model(torch.ones(8, 30)).sum().backward()
+
+
+def _wrap(**options: Any) -> ReducerDDP:
+    return ReducerDDP(nn.Linear(30, 300), **options)
+
+
+def _with_hook(**options: Any) -> ReducerDDP:
+    model = _wrap(**options)
+    model.register_comm_hook(None, allreduce_hook)
+    return model
+
+
+def _with_builtin_hook(**options: Any) -> ReducerDDP:
+    model = _wrap(**options)
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return model
+
+
+def _with_mixed_precision(**options: Any) -> ReducerDDP:
+    dtype = torch.bfloat16
+    precision = _MixedPrecision(param_dtype=dtype, reduce_dtype=dtype)
+    return _wrap(mixed_precision=precision, **options)
+
+
+def _with_sums_in_float64(**options: Any) -> ReducerDDP:
+    return _wrap(reduce_dtype=torch.float64, **options)
+
+
+MODELS: dict[str, tuple[Callable[..., ReducerDDP], str]] = {
+    "plain": (_wrap, "shm"),
+    "reduce_dtype": (_with_sums_in_float64, "shm"),
+    "hook": (_with_hook, "gloo"),
+    "hook in C++": (_with_builtin_hook, "gloo"),
+    "mixed_precision": (_with_mixed_precision, "gloo"),
+}
+
+
+def _names(make: str, options: dict[str, Any], folder: str) -> tuple[set[str], int]:
+    """The names of the transport, and the number of calls of the group in a step."""
+    os.environ["DDPX_TIMELINE"] = folder
+    try:
+        model = MODELS[make][0](**options)
+    finally:
+        del os.environ["DDPX_TIMELINE"]
+    for _ in range(3):
+        _step(model)  # ranks agree on the order of buckets, which is a call of the group
+    group: Any = dist.group.WORLD
+    before = group._get_sequence_number_for_group()
+    _step(model)
+    num_calls = group._get_sequence_number_for_group() - before
+    with ddpx.record(model) as timeline:
+        _step(model)
+    names = {
+        timeline.recording.backend,
+        str(model._get_ddp_logging_data()["transport"]),
+        model.reducer.transport,
+    }
+    del model
+    gc.collect()  # writes the file
+    return names, num_calls
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("make", MODELS)
+def test_the_name_is_that_of_the_transport_in_use(ranks, tmp_path, make, view):
+    expected = MODELS[make][1]
+    options = {"gradient_as_bucket_view": view}
+    for names, num_calls in ranks(2).run(_names, make, options, str(tmp_path)):
+        assert names == {expected}
+        assert num_calls == (expected == "gloo")
+    assert ddpx.Timeline.load(tmp_path).recording.backend == expected
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _threads_of_the_former_group(options: dict[str, Any]) -> tuple[int, str]:
+    """Without the transport, the number of threads after the group was left and destroyed."""
+    former, group = dist.new_group(), dist.new_group()
+    model = _wrap(process_group=group, transport="group")
+    _step(model)
+    before = _num_threads()
+    moved = _wrap(process_group=former, **options)
+    _step(moved)
+    moved._update_process_group(group)
+    dist.destroy_process_group(former)
+    del former
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while _num_threads() >= before and time.monotonic() < deadline:
+        time.sleep(0.1)  # threads of a dropped group end
+    _step(moved)
+    return _num_threads() - before, moved.reducer.transport
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}])
+def test_a_wrapper_that_leaves_its_group_keeps_no_transport(ranks, options):
+    for num_threads, name in ranks(2).run(_threads_of_the_former_group, options):
+        assert num_threads < 0  # those of gloo, which `before` has
+        assert name == "gloo"
