@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ddpx import _C
 from ddpx.build_info import BuildFacts, build_facts
 from ddpx.comm import transport
+from ddpx.comm.shm import ShmOptions
 from ddpx.testing import RankFailed, RankPool
 from ddpx.version import __version__, supported_torch
 
@@ -176,6 +177,10 @@ def _reason_of(cause: Exception) -> str:
 
 def _shared_memory() -> str:
     try:
+        ShmOptions().chosen_order()  # otherwise the processes raise this error
+    except ValueError as error:
+        return f"not tested: {error}"
+    try:
         with RankPool(2, "shm") as pool:
             hosts = pool.run(_hosts, timeout=_PROBE_TIMEOUT_S)[0]
     except (RankFailed, RuntimeError, OSError) as cause:
@@ -187,14 +192,20 @@ def _shared_memory() -> str:
 
 def _transport(shared_memory: str, several_hosts: bool) -> str:
     """The transport of buckets over a gloo group, and the reason."""
-    choice = os.environ.get(transport.VARIABLE) or "auto"
+    try:
+        choice = transport.checked_choice(None)
+    except ValueError as error:
+        return f"an error: {error}"
     if choice == "group":
         return f"gloo ({transport.VARIABLE}=group)"
+    if dist.get_debug_level() is dist.DebugLevel.DETAIL:
+        return "an error" if choice == "shm" else "gloo (TORCH_DISTRIBUTED_DEBUG=DETAIL)"
     if choice == "auto" and several_hosts:
         return f"gloo, for DDP's bits ({transport.VARIABLE}=shm: shm within hosts, with other bits)"
     works = shared_memory.partition(":")[0]
     if works == "yes":
-        bits = "other bits than gloo's" if several_hosts else "gloo's bits"
+        is_gloos = not several_hosts and ShmOptions().chosen_order() is _C.ShmOrder.GLOO
+        bits = "gloo's bits" if is_gloos else "other bits than gloo's"
         return f"shm{' within hosts' * several_hosts}, with {bits}"
     if works == "no":
         return "an error" if choice == "shm" else "gloo, because processes share no memory"

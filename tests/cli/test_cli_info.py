@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from cli_process import assert_code, run
 from nccl_classes import BACKENDS, COUNTING
 
@@ -15,7 +16,7 @@ from ddpx.cli.info import gather
 
 
 def test_json_has_all_sections(monkeypatch):
-    monkeypatch.setenv("DDPX_SHM_ORDER", "fixed")
+    monkeypatch.setenv("DDPX_SHM_ORDER", "gloo")
     done = run("info", "--json")
     assert_code(done, 0)
     facts = json.loads(done.stdout)
@@ -27,7 +28,7 @@ def test_json_has_all_sections(monkeypatch):
     assert facts["communication"]["shared memory"] == "yes: two test processes shared memory"
     assert facts["communication"]["buckets over gloo"] == "shm, with gloo's bits"
     assert facts["communication"]["on several hosts"].startswith("gloo, for DDP's bits")
-    assert facts["environment"]["DDPX_SHM_ORDER"] == "fixed"
+    assert facts["environment"]["DDPX_SHM_ORDER"] == "gloo"
     has_cuda = torch.version.cuda is not None
     assert has_cuda or (facts["communication"]["NCCL"], facts["build"]["CUDA of torch"]) == (
         "none",
@@ -47,6 +48,30 @@ def test_the_transport_between_hosts_may_be_switched_on(monkeypatch):
     facts = gather()["communication"]
     assert facts["buckets over gloo"] == "shm, with gloo's bits"
     assert facts["on several hosts"] == "shm within hosts, with other bits than gloo's"
+
+
+def test_sums_in_the_order_of_ranks_have_other_bits(monkeypatch):
+    monkeypatch.setenv("DDPX_SHM_ORDER", "fixed")
+    assert gather()["communication"]["buckets over gloo"] == "shm, with other bits than gloo's"
+
+
+@pytest.mark.parametrize("name", ["DDPX_TRANSPORT", "DDPX_SHM_ORDER"])
+def test_a_wrong_variable_is_an_error_for_wrappers(monkeypatch, capfd, name):
+    monkeypatch.setenv(name, "wrong")
+    facts = gather()["communication"]
+    for key in ("buckets over gloo", "on several hosts"):
+        assert facts[key].startswith("an error: ")
+        assert "'wrong'" in facts[key] and name in facts[key]
+    assert "Traceback" not in capfd.readouterr().err  # of the test processes
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"), [("auto", "gloo (TORCH_DISTRIBUTED_DEBUG=DETAIL)"), ("shm", "an error")]
+)
+def test_details_of_torch_keep_the_group(monkeypatch, choice, said):
+    monkeypatch.setenv("DDPX_TRANSPORT", choice)
+    monkeypatch.setattr(dist, "get_debug_level", lambda: dist.DebugLevel.DETAIL)
+    assert gather(probe=False)["communication"]["buckets over gloo"] == said
 
 
 @pytest.mark.parametrize(("choice", "said"), [("auto", "gloo, because"), ("shm", "an error")])
