@@ -72,7 +72,7 @@ def slow_link(evidence: Evidence) -> Iterator[str]:
         )
     elif can_share and num_hosts < len(recording.hosts):
         advice += (
-            ', or, without a communication hook, through shared memory within hosts: '
+            ", or, without a communication hook, through shared memory within hosts: "
             'transport="shm" of ReducerDDP, with which sums are rounded differently'
         )
     yield advice + "."
