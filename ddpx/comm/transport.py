@@ -141,8 +141,9 @@ def _gloo_of(group: dist.ProcessGroup) -> dist.ProcessGroupGloo | None:
     """None for other backends, and for torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL.
 
     None for a group written in Python, too: its own calls may do more than those of its backend.
+    None for a group without a store, over which ranks could find each other.
     """
-    if is_written_in_python(group):
+    if is_written_in_python(group) or group.get_group_store() is None:
         return None
     try:
         backend = group._get_backend(_CPU)
@@ -265,6 +266,6 @@ def _wrong_group(group: dist.ProcessGroup, device: torch.device) -> ValueError:
     return ValueError(
         f"transport='shm' cannot be used: the gradients are on {device}, and the backend of the "
         f"process group is {name_of(None, group, device)}. Shared memory takes the place of a gloo "
-        "group for gradients on the CPU, unless TORCH_DISTRIBUTED_DEBUG=DETAIL is set. Pass "
-        "transport='auto'."
+        "group that has a store, for gradients on the CPU, unless TORCH_DISTRIBUTED_DEBUG=DETAIL "
+        "is set. Pass transport='auto'."
     )

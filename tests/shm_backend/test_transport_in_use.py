@@ -6,6 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -123,3 +124,34 @@ def test_a_wrapper_that_leaves_its_group_keeps_no_transport(ranks, options):
     for num_threads, name in ranks(2).run(_threads_of_the_former_group, options):
         assert num_threads < 0  # those of gloo, which `before` has
         assert name == "gloo"
+
+
+def _without_a_store(name: str) -> dist.ProcessGroup:
+    """A gloo group as scripts make it without torch's ``new_group()``."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=20))
+    group = dist.ProcessGroup(rank, size)
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._register_backend(torch.device("cpu"), kind, backend)
+    group._set_default_backend(kind)
+    return group
+
+
+def _gradients_without_a_store(options: dict[str, Any]) -> tuple[str, list[torch.Tensor]]:
+    group = _without_a_store(f"without a store, {options}")
+    model = _wrap(process_group=group, **options)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.full((8, 30), dist.get_rank() + 1.0)).sum().backward()
+    with pytest.raises(ValueError, match="takes the place of a gloo group that has a store"):
+        _wrap(process_group=group, transport="shm")
+    return model.reducer.transport, [param.grad for param in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+def test_a_group_without_a_store_averages_gradients(ranks, options):
+    for name, (weight, bias) in ranks(2).run(_gradients_without_a_store, options):
+        assert name == "gloo"
+        assert weight.eq(12).all()  # the mean of 8 and 16
+        assert bias.eq(8).all()
