@@ -24,6 +24,9 @@ class Accelerator(accelerate.Accelerator):
             ``"weights"``, ``backward()`` does not divide losses by the number of micro-steps.
         more_options: Keyword arguments of ``accelerate.Accelerator``.
 
+    Raises:
+        ValueError: ``timeline_steps`` is not a positive number, or ``timeline`` is missing.
+
     Example:
         >>> from ddpx.integrations.accelerate import Accelerator
         >>> accelerator = Accelerator(cpu=True)

@@ -40,6 +40,9 @@ class ReducerDDPStrategy(_WrapOptionsOfStrategy, DDPStrategy):
         options: Keyword arguments of ``DDPStrategy``, which include arguments of DDP. With
             ``process_group_backend="shm"``, the process group uses shared memory.
 
+    Raises:
+        ValueError: ``timeline_steps`` is not a positive number, or ``timeline`` is missing.
+
     Example:
         >>> import lightning
         >>> from ddpx.integrations.lightning import ReducerDDPStrategy
@@ -68,6 +71,9 @@ class ReducerDDPFabricStrategy(_WrapOptionsOfStrategy, FabricDDPStrategy):
             :func:`ddpx.record`.
         options: Keyword arguments of ``DDPStrategy``, which include arguments of DDP. With
             ``process_group_backend="shm"``, the process group uses shared memory.
+
+    Raises:
+        ValueError: ``timeline_steps`` is not a positive number, or ``timeline`` is missing.
 
     Example:
         >>> import lightning

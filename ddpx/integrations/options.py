@@ -28,18 +28,37 @@ class WrapOptions:
         timeline_steps: The number of recorded steps. None: as ``max_steps`` of
             :func:`ddpx.record`.
         average: The argument of this name of :class:`ReducerDDP`.
+
+    Raises:
+        ValueError: ``timeline_steps`` is not a positive number, or ``timeline`` is missing.
     """
 
     timeline: str | Path | None = None
     timeline_steps: int | None = None
     average: str = "mean"
 
+    def __post_init__(self) -> None:
+        steps = self.timeline_steps
+        if steps is None:
+            return
+        if type(steps) is not int or steps < 1:
+            raise ValueError(
+                f"timeline_steps={steps!r} is not a positive number of steps. Pass a whole number "
+                "such as 20, or None for the last steps."
+            )
+        if self.timeline is None:
+            raise ValueError(
+                f"timeline_steps={steps} needs a folder: pass timeline=, or leave timeline_steps "
+                "out."
+            )
+
     def wrap(self, make: Callable[[], _Wrapped]) -> _Wrapped:
         """Returns the result of ``make``, in which a call of DDP creates a ReducerDDP."""
         with patch_ddp(), default_average(self.average):
             model = make()
-        if isinstance(model, ReducerDDP) and self.timeline is not None:
-            record_into(self.timeline, model, self.timeline_steps, agreed=True)
+        wrapper = getattr(model, "_orig_mod", model)  # torch.compile() wraps the wrapper
+        if isinstance(wrapper, ReducerDDP) and self.timeline is not None:
+            record_into(self.timeline, wrapper, self.timeline_steps, agreed=True)
         return model
 
 

@@ -34,6 +34,9 @@ def prepare_model(
     Returns:
         The wrapper. With a single worker, the model.
 
+    Raises:
+        ValueError: ``timeline_steps`` is not a positive number, or ``timeline`` is missing.
+
     Example:
         >>> from ddpx.integrations.ray import prepare_model
         >>> def train_loop_per_worker():
