@@ -33,6 +33,7 @@ _MISTAKES = {
     "parity models_to_build:without_input": "returned no example input",
     "parity models_to_build:mlp --set bogus=1": "'bogus=1' is not NAME=VALUE",
     "parity models_to_build:mlp --set static_graph": "'static_graph' is not NAME=VALUE",
+    "parity models_to_build:mlp --set average=1": "is not NAME=VALUE with the name of an argument",
     "parity models_to_build:mlp --set static_graph=maybe": "'maybe' is not a Python value",
     "parity models_to_build:mlp --lr 3": "MODULE:FUNCTION takes no arguments, but got: --lr 3.",
     "timeline nothing.py": "there is no script 'nothing.py'",

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpx.cli import errors, options
 from ddpx.cli.build import build, find_wrapper
@@ -20,7 +21,6 @@ from ddpx.cli.parity.record import RankRecord, Settings
 from ddpx.cli.parity.training import Training
 from ddpx.cli.script import Script
 from ddpx.cli.torchrun import launch, local_options
-from ddpx.ddp.module import ReducerDDP
 from ddpx.errors import count
 from ddpx.testing.events import Difference, Event, Verdict, compare
 
@@ -239,7 +239,8 @@ def _sentence(subject: Subject, ddp: Outcome, verdict: Verdict) -> str:
 
 def _ddp_options(settings: Sequence[str]) -> dict[str, Any]:
     """Parses ``NAME=VALUE``. Values are Python literals, or true, false and none in any case."""
-    known = set(inspect.signature(ReducerDDP).parameters) - {"module"}
+    init = inspect.signature(DistributedDataParallel.__init__)
+    known = set(init.parameters) - {"self", "module"}
     parsed = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
