@@ -155,3 +155,19 @@ def test_a_group_without_a_store_averages_gradients(ranks, options):
         assert name == "gloo"
         assert weight.eq(12).all()  # the mean of 8 and 16
         assert bias.eq(8).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"transport": "shm"}])
+def test_an_error_names_what_asked_for_shared_memory(ranks, options):
+    asked = "transport='shm'" if options else "DDPX_TRANSPORT=shm"
+    ranks(2).run(_shared_memory_without_agreement, options, asked)
+
+
+def _shared_memory_without_agreement(options: dict[str, Any], asked: str) -> None:
+    os.environ["DDPX_TRANSPORT"] = "auto" if options else "shm"
+    try:
+        with pytest.raises(ValueError, match=f"^{asked} needs init_sync=True"):
+            _wrap(init_sync=False, **options)
+        assert _wrap(init_sync=False, transport="auto").reducer.transport == "gloo"
+    finally:
+        del os.environ["DDPX_TRANSPORT"]

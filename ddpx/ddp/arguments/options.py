@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ddpx import _C, errors, settings
+from ddpx.comm.transport import VARIABLE as TRANSPORT_VARIABLE
 from ddpx.comm.transport import checked_choice
 from ddpx.ddp.user_module.mixed_precision import check_config
 from ddpx.params import ManagedParam
@@ -202,9 +203,10 @@ def make_options(
     first, cap, listed = _caps(cap_mb, bucket_cap_mb_list)
     choice = checked_choice(transport)
     if choice == "shm" and not chosen.get("init_sync", True):
+        asked = "transport='shm'" if transport is not None else f"{TRANSPORT_VARIABLE}=shm"
         raise ValueError(
-            "transport='shm' needs init_sync=True: ranks agree on shared memory when they compare "
-            "their parameters. Leave init_sync out, or pass transport='auto'."
+            f"{asked} needs init_sync=True: ranks agree on shared memory when they compare their "
+            "parameters. Leave init_sync out, or pass transport='auto'."
         )
     return Options(
         sync_buffers_at_init=sync_at_init,
