@@ -10,14 +10,15 @@
 
 namespace ddpx {
 
-// A script that applies local gradients to its params makes ranks diverge. The version of a tensor,
-// which torch increases with each change in place, shows that a param has changed.
+// A script that applies local gradients to its params makes ranks diverge. Two facts show that a
+// param has changed: the version of the tensor, and a sample of its elements on CPU. Fused
+// optimizers and changes of `param.data` leave the version as it is.
 // Empty until start(), so that a script without such calls pays nothing.
 // The reducer owns this object, under its mutex.
 class TakenGrads {
  public:
   bool empty() const {
-    return versions_.empty();
+    return contents_.empty();
   }
 
   // To be called before the other methods. `averaged`: gradients may have averages by now.
@@ -36,16 +37,24 @@ class TakenGrads {
   std::vector<std::size_t> pop_changed(const std::vector<at::Tensor>& params);
 
   void clear() {
-    versions_.clear();
+    contents_.clear();
   }
 
  private:
-  struct Versions {
-    std::optional<int64_t> averaged;
-    std::optional<int64_t> taken;
+  struct Content {
+    explicit Content(const at::Tensor& param);
+    bool operator==(const Content&) const = default;
+
+    int64_t version;
+    uint64_t sample;
   };
 
-  std::vector<Versions> versions_;  // per param, or empty
+  struct Contents {
+    std::optional<Content> averaged;
+    std::optional<Content> taken;
+  };
+
+  std::vector<Contents> contents_;  // per param, or empty
 };
 
 }  // namespace ddpx

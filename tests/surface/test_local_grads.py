@@ -187,13 +187,25 @@ def test_gradients_are_local(ranks, mode, world):
 # ---- local gradients that change parameters ------------------------------------------------------
 
 
-def _step_with(model: Wrapper, grads: Sequence[torch.Tensor], *names: str) -> None:
+def _step_with(
+    model: Wrapper, grads: Sequence[torch.Tensor], *names: str, fused: bool = False
+) -> None:
     """An optimizer applies the gradients."""
     params = _params(model, *names)
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad
-    torch.optim.SGD(params, 0.1).step()
+    torch.optim.SGD(params, 0.1, fused=fused).step()
     model.zero_grad()
+
+
+def _step_fused(model: Wrapper, grads: Sequence[torch.Tensor], *names: str) -> None:
+    """A fused optimizer does not change the versions of parameters."""
+    _step_with(model, grads, *names, fused=True)
+
+
+def _change_data(model: Wrapper, grads: Sequence[torch.Tensor], *names: str) -> None:
+    for param, grad in zip(_params(model, *names), grads, strict=True):
+        param.data.sub_(grad, alpha=0.1)
 
 
 def _change_in_place(model: Wrapper, grads: Sequence[torch.Tensor], *names: str) -> None:
@@ -222,7 +234,7 @@ def _check_applied(apply: Callable[..., None], mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
-@pytest.mark.parametrize("apply", [_step_with, _change_in_place])
+@pytest.mark.parametrize("apply", [_step_with, _step_fused, _change_data, _change_in_place])
 def test_applied_local_gradients_are_an_error(ranks, apply, mode):
     ranks(2).run(_check_applied, apply, mode)
 
@@ -287,6 +299,14 @@ def _changed_by_an_average(model: ReducerDDP) -> None:
     torch.optim.SGD(model.parameters(), 0.1).step()
 
 
+def _changed_by_a_fused_average(model: ReducerDDP) -> None:
+    """The step of the fused optimizer applies the average, and comes before autograd.grad."""
+    _grad(_output(model).sum(), _params(model))
+    mlp_step(model)
+    torch.optim.AdamW(model.parameters(), 0.1, fused=True).step()
+    _grad(_output(model).sum(), _params(model))
+
+
 def _averaged_later(model: ReducerDDP) -> None:
     output = _output(model)
     _grad(output.sum(), _params(model))
@@ -306,6 +326,7 @@ HARMLESS = [
     _averaged_by_ddpx,
     _reset,
     _changed_by_an_average,
+    _changed_by_a_fused_average,
     _averaged_later,
     _of_another_tensor,
 ]
