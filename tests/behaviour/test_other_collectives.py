@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -170,13 +171,20 @@ def _grads(make: Callable[..., Any], wrap: Callable[..., Any], uses: str, *args:
     return kept
 
 
-def _compare(make: Callable[..., Any], uses: str, *args: Any) -> None:
+def _compare(
+    make: Callable[..., Any],
+    uses: str,
+    *args: Any,
+    wrap: Callable[..., Any] = ReducerDDP,
+    factor: float = 1.0,
+) -> None:
+    """``factor``: the average of ``wrap`` in relation to the mean."""
     expected = _grads(make, DistributedDataParallel, uses, *args)
-    found = _grads(make, ReducerDDP, uses, *args)
+    found = _grads(make, wrap, uses, *args)
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         for left, right in zip(ours, theirs, strict=True):
             assert (left is None) == (right is None), f"step {number}"
-            assert left is None or torch.equal(left, right), f"step {number}"
+            assert left is None or torch.equal(left, right * factor), f"step {number}"
 
 
 @pytest.mark.parametrize("uses", USES)
@@ -203,3 +211,57 @@ def test_a_reentrant_checkpoint_in_another_wrapper(pool, mode, uses):
 @pytest.mark.parametrize("over", ["no parameter", "first layer", "last layer"])
 def test_a_reentrant_checkpoint_in_the_wrapper(pool, over, mode, uses):
     pool.run(_compare, _checkpoint_inside, uses, over, mode, timeout=30.0)
+
+
+# ---- features that make further calls, or launch buckets in another way --------------------------
+
+
+def _sums(module: nn.Module, **options: Any) -> ReducerDDP:
+    return ReducerDDP(module, average="sum", **options)
+
+
+def _weights(module: nn.Module, **options: Any) -> ReducerDDP:
+    """The weights of a step add up to 4."""
+    model = ReducerDDP(module, average="weights", **options)
+    model.register_forward_pre_hook(lambda *_: model.set_weight(1 + 2 * dist.get_rank()))
+    return model
+
+
+def _checked(module: nn.Module, **options: Any) -> ReducerDDP:
+    model = ReducerDDP(module, **options)
+    model.set_check_finite(True)
+    return model
+
+
+def _hooked(module: nn.Module, **options: Any) -> ReducerDDP:
+    model = ReducerDDP(module, **options)
+    model.register_comm_hook(None, allreduce_hook)
+    return model
+
+
+def _lazy(module: nn.Module, **options: Any) -> ReducerDDP:
+    return ReducerDDP(module, lazy_bucket_allocation=True, **options)
+
+
+# The wrapper, and its average in relation to the mean of two ranks.
+FEATURES: dict[str, tuple[Callable[..., Any], float]] = {
+    "sum": (_sums, 2.0),
+    "weights": (_weights, 0.5),
+    "check for NaN": (_checked, 1.0),
+    "communication hook": (_hooked, 1.0),
+    "lazy buckets": (_lazy, 1.0),
+}
+MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "two wrappers": (_two_wrappers, (3,)),
+    "a collective within": (_collective_within, ()),
+}
+
+
+@pytest.mark.parametrize("uses", USES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_feature(pool, model, feature, mode, uses):
+    make, args = MODELS[model]
+    wrap, factor = FEATURES[feature]
+    pool.run(_compare, make, uses, *args, mode, wrap=wrap, factor=factor, timeout=30.0)
