@@ -224,6 +224,27 @@ def test_replaced_or_added(ranks, change, mode, world):
     ref.on_ranks(ranks, world, _check_replaced, change, mode)
 
 
+def _check_bypassed(cast: bool, mode: str) -> None:
+    """A backward of a bypassed forward does not hide the change from the wrapper."""
+    ours, _ = ref.make_pair(ref.Net, mode)
+    if cast:
+        ours.module.float()
+    else:
+        _added_parameter(ours.module)
+    ref.loss_of(ours.module(ref.data().float() if cast else ref.data())).backward()
+
+    def step() -> None:
+        ref.loss_of(ours(ref.data())).backward()
+
+    ref.assert_names(ref.error_of(step), {"first.weight"} if cast else {"scale"}, "wrap")
+
+
+@ref.modes
+@pytest.mark.parametrize("cast", [True, False], ids=["cast", "added"])
+def test_changed_behind_a_bypassed_wrapper(ranks, cast, mode, world):
+    ref.on_ranks(ranks, world, _check_bypassed, cast, mode)
+
+
 def _check_cast(mode: str) -> None:
     for cast in (nn.Module.half, nn.Module.float):
         ours, slow = ref.make_pair(ref.Net, mode)
