@@ -1,8 +1,8 @@
 #include "taken_grads.h"
 
-#include "../buckets/grad_values.h"
-
 #include <algorithm>
+
+#include "../buckets/grad_values.h"
 
 namespace ddpx {
 namespace {
