@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import index
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
 from ddpx.settings import seconds
 
 _POLL_INTERVAL_S = 0.005
+_MOST_TIMEOUT_S = 86400.0
 # torch reads the variable when a group is made. Another value lets its watchdog end this process
 # about a minute after an error of NCCL.
 _WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -72,7 +73,10 @@ class Shrunk:
 
 
 def shrink(
-    model: nn.Module, *stateful: Stateful, step: int | None = None, timeout_s: float = 30.0
+    model: nn.Module,
+    *stateful: Stateful,
+    step: int | None = None,
+    timeout_s: float | timedelta = 30.0,
 ) -> Shrunk:
     """Continues training without the lost ranks. Every survivor calls this.
 
@@ -108,12 +112,15 @@ def shrink(
         step: The next step of this rank, which is the number of optimizer steps in its
             parameters. Default: the number of synchronized backwards. Pass the number if a step
             is not one synchronized backward, or if the job continues from a checkpoint.
-        timeout_s: Seconds to wait for other survivors. Default 30.
+        timeout_s: The time to wait for other survivors, in seconds or as a timedelta. Default 30 s,
+            at most a day.
 
     Returns:
         A :class:`Shrunk`, with the new rank and the next step.
 
     Raises:
+        TypeError: An argument has a wrong type.
+        ValueError: ``step`` is negative, or ``timeout_s`` is below 0.001 s.
         RuntimeError: No rank was lost, as after RankMismatch. Or survivors did not call in time.
             The text names these ranks. Or this wrapper cannot change its process group. The text
             names the reason. Or no survivor has a state that is known to be right.
@@ -132,8 +139,9 @@ def shrink(
         >>> model.module.weight.grad
         tensor([[8., 8., 8., 8.]])
     """
-    step = None if step is None else index(step)
-    seconds("timeout_s", timeout_s)
+    step = None if step is None else _number_of_step(step)
+    timeout_s = min(seconds("timeout_s", timeout_s), _MOST_TIMEOUT_S)
+    _check_stateful(stateful)
     front = front_of(model)
     monitor = _monitor_of_failure(front, step)
     if front._ddpx.search is not None:
@@ -160,6 +168,26 @@ def shrink(
     except BaseException:
         move.rendezvous.give_up()
         raise
+
+
+def _number_of_step(step: object) -> int:
+    if isinstance(step, bool) or not isinstance(step, SupportsIndex):
+        raise TypeError(f"step must be an integer or None, but got {step!r}.")
+    if index(step) < 0:
+        raise ValueError(f"step={step!r} is negative. Pass the number of optimizer steps so far.")
+    return index(step)
+
+
+def _check_stateful(stateful: Sequence[object]) -> None:
+    """Checks before anything is changed: the methods are called only if survivors differ."""
+    for item in stateful:
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(item, method, None)):
+                raise TypeError(
+                    f"ddpx.shrink() got {type(item).__name__}, which has no {method}(). Pass each "
+                    "optimizer, schedule and scaler as an argument of its own: "
+                    "ddpx.shrink(model, optimizer, scheduler)."
+                )
 
 
 class _Move:
@@ -302,8 +330,9 @@ def _monitor_of_failure(model: Front, step: int | None) -> _C.Monitor:
     if monitor is None:
         raise no_failure_detector()
     # If False, the error came from another call, maybe between backward and optimizer step.
-    knows_steps = monitor.has_raised and (
-        not monitor.interrupted or state_check.waits_in_each_step(model)
+    knows_steps = (
+        monitor.has_raised
+        and (not monitor.interrupted or state_check.waits_in_each_step(model))
     )
     try:
         monitor.explain_error("")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -103,6 +105,44 @@ def _nobody_lost(job: Job, rank: int) -> str:
         dist.barrier()
         return f"RuntimeError: {error}"
     return ""
+
+
+# Wrong arguments, and a part of the error.
+ARGUMENTS: dict[str, tuple[tuple[object, ...], dict[str, object], str]] = {
+    "no state": ((5,), {}, "TypeError: .*got int, which has no state_dict"),
+    "a list": (([],), {}, r"TypeError: .*got list, .*shrink\(model, optimizer, scheduler\)"),
+    "a number as text": ((), {"step": "3"}, "TypeError: step must be an integer or None"),
+    "a fraction": ((), {"step": 1.5}, "TypeError: step must be an integer or None"),
+    "a bool": ((), {"step": True}, "TypeError: step must be an integer or None"),
+    "a negative step": ((), {"step": -1}, "ValueError: step=-1 is negative"),
+    "no number": ((), {"timeout_s": "3"}, "TypeError: timeout_s must be a number of seconds"),
+    "NaN": ((), {"timeout_s": float("nan")}, "ValueError: timeout_s=nan"),
+}
+
+
+def _wrong_arguments(job: Job, rank: int) -> dict[str, str]:
+    model = ddpx.ReducerDDP(Net())
+    if rank == 1:
+        die()
+    with pytest.raises(ddpx.RankFailure):
+        for _ in range(3):
+            nn.functional.mse_loss(model(torch.randn(2, 8)), torch.zeros(2, 4)).backward()
+    texts = {}
+    for name, (stateful, options, _) in ARGUMENTS.items():
+        with pytest.raises((TypeError, ValueError)) as caught:
+            ddpx.shrink(model, *stateful, **options)
+        texts[name] = f"{caught.type.__name__}: {caught.value}"
+        assert model.process_group is dist.group.WORLD and dist.get_world_size() == 3
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    timeout = timedelta(seconds=10) if rank == 0 else math.inf
+    assert ddpx.shrink(model, optimizer, step=0, timeout_s=timeout).world_size == 2
+    return texts
+
+
+def test_wrong_arguments_change_nothing():
+    for texts in run_job(JOB, _wrong_arguments).values():
+        for name, (_, _, expected) in ARGUMENTS.items():
+            assert re.match(expected, texts[name]), (name, texts[name])
 
 
 def _survivor_stays_away(job: Job, rank: int) -> str:
