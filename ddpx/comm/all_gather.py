@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddpx import health
+
 
 def all_gather_rows(
     rows: torch.Tensor, group: dist.ProcessGroup, device: torch.device
@@ -36,5 +38,6 @@ def all_gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) 
 
 def _all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
     gathered = [torch.empty_like(tensor) for _ in range(group.size())]
-    dist.all_gather(gathered, tensor, group=group)
+    work = dist.all_gather(gathered, tensor, group=group, async_op=True)
+    health.wait_for(work, group, tensor.device)
     return gathered

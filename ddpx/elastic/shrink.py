@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddpx import _C, params
+from ddpx import _C, health, params
 from ddpx.comm import state_sync, transport
 from ddpx.ddp.fronts.front import Front
 from ddpx.ddp.fronts.lookup import front_of
@@ -332,6 +332,7 @@ def _monitor_of_failure(model: Front, step: int | None) -> _C.Monitor:
     # If False, the error came from another call, maybe between backward and optimizer step.
     knows_steps = (
         monitor.has_raised
+        and not health.failed_between_steps(model.process_group)
         and (not monitor.interrupted or state_check.waits_in_each_step(model))
     )
     try:

@@ -5,8 +5,10 @@ from ddpx.health.peers import RankStatus, find_fronts_by, peer_stack, peer_statu
 from ddpx.health.stall_timeout import set_stall_timeout
 from ddpx.health.watch import (
     begin,
+    between_steps,
     collective_call,
     constructing,
+    failed_between_steps,
     introduction,
     meet,
     note_fault,
@@ -23,8 +25,10 @@ __all__ = [
     "RankStalled",
     "RankStatus",
     "begin",
+    "between_steps",
     "collective_call",
     "constructing",
+    "failed_between_steps",
     "find_fronts_by",
     "introduction",
     "meet",

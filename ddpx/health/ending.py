@@ -103,7 +103,7 @@ def end_with(error: BaseException) -> RankError | None:
     _has_ended = True  # earlier hooks do not search for the cause again
     _end_first()
     failure = _explanation(error)
-    if not _of_communication(error) and dist.is_initialized():
+    if not of_communication(error) and dist.is_initialized():
         for group in list(dist.distributed_c10d._world.pg_map):
             _C.monitor_of(group)  # other ranks may wait there for the construction of a wrapper
     _C.fail_rank(describe(failure or error))
@@ -112,7 +112,7 @@ def end_with(error: BaseException) -> RankError | None:
 
 def _explanation(error: BaseException) -> RankError | None:
     """Returns why a collective call of the script failed, if a lost rank is the cause."""
-    if isinstance(error, RankError) or not _of_communication(error):
+    if isinstance(error, RankError) or not of_communication(error):
         return None
     try:
         _C.explain_error(_text(error))
@@ -121,7 +121,8 @@ def _explanation(error: BaseException) -> RankError | None:
     return None
 
 
-def _of_communication(error: BaseException) -> bool:
+def of_communication(error: BaseException) -> bool:
+    """Whether a collective call raised the error."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo" in _text(error)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -15,6 +16,8 @@ from ddpx.health import ending, log, stall_timeout
 from ddpx.health.failure import RankError
 
 _started = threading.Lock()
+# Groups with a failed call between steps; see between_steps().
+_failed_between_steps: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
 
 
 def watch(group: dist.ProcessGroup) -> _C.Monitor | None:
@@ -134,6 +137,35 @@ def collective_call(group: dist.ProcessGroup) -> Iterator[None]:
     yield  # not in a finally block: explain_error() must find the rank in the call
     if monitor is not None:
         monitor.end_call()
+
+
+@contextmanager
+def between_steps(group: dist.ProcessGroup) -> Iterator[None]:
+    """A context for collective calls of ddpx outside of steps and constructions.
+
+    The script may make these calls between a backward and the optimizer's step.
+
+    Raises:
+        RankError: A call failed due to lost ranks.
+        RuntimeError: This process was forked off after the model was wrapped.
+    """
+    monitor = watch(group)
+    try:
+        with collective_call(group):
+            yield
+    except RankError:
+        _failed_between_steps.add(group)
+        raise
+    except RuntimeError as error:
+        if monitor is not None and ending.of_communication(error):
+            _failed_between_steps.add(group)  # no effect if no rank is lost
+            monitor.explain_error(str(error))
+        raise
+
+
+def failed_between_steps(group: dist.ProcessGroup) -> bool:
+    """Whether a call in :func:`between_steps` has failed on this rank."""
+    return group in _failed_between_steps
 
 
 def wait_for(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device) -> None:

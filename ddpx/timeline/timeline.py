@@ -96,6 +96,7 @@ class Timeline:
 
         Raises:
             RuntimeError: The timeline was started before, or a backward is running.
+            RankFailure: A rank was lost.
 
         Example:
             >>> timeline = ddpx.record(model).start()
@@ -119,6 +120,7 @@ class Timeline:
 
         Raises:
             RuntimeError: The timeline is not recording.
+            RankFailure: A rank was lost. The timeline then has the steps of this rank only.
 
         Example:
             >>> timeline = ddpx.record(model).start()

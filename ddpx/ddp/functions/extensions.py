@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ddpx import errors
+from ddpx import errors, health
 from ddpx.ddp.backward_hooks.post_sync import PostSyncHook
 from ddpx.ddp.fronts.lookup import replica_of
 from ddpx.ddp.functions import weights
@@ -268,6 +268,7 @@ def synchronized_grads(
 
     Raises:
         RuntimeError: The loss does not depend on a tensor, and ``allow_unused`` is False.
+        RankFailure: A rank was lost.
 
     Example:
         >>> loss = model(inputs).sum()
@@ -284,4 +285,7 @@ def synchronized_grads(
         )
     finally:
         reducer.sync_enabled = syncs
-    return average_grads(grads, tensors, loss.device, replica.group, replica.options.reduce_dtype)
+    with health.between_steps(replica.group):
+        return average_grads(
+            grads, tensors, loss.device, replica.group, replica.options.reduce_dtype
+        )

@@ -17,6 +17,24 @@ from ddpx.comm import state_sync
 from ddpx.ddp.interface.buffers import BufferInterface
 
 
+class _Join(Join):
+    """Names lost ranks if one of its calls fails."""
+
+    _process_group: dist.ProcessGroup
+    _device: torch.device
+
+    def __exit__(self, *raised: Any) -> None:
+        with health.between_steps(self._process_group):
+            super().__exit__(*raised)
+
+    def _get_num_nonjoined_procs(self) -> int:
+        """The number of ranks that have batches. In torch's class, this wait has no end."""
+        number = torch.zeros(1, device=self._device)
+        work = dist.all_reduce(number, group=self._process_group, async_op=True)
+        health.wait_for(work, self._process_group, self._device)
+        return int(number.item())
+
+
 class JoinInterface(BufferInterface, Joinable):
     """Attributes and methods of DDP that concern uneven inputs."""
 
@@ -48,6 +66,7 @@ class JoinInterface(BufferInterface, Joinable):
         Raises:
             RuntimeError: At the end of the batches of any rank, with
                 ``throw_on_early_termination``.
+            RankFailure: A rank was lost.
 
         Example:
             >>> batches = [inputs] * (2 + dist.get_rank())
@@ -55,7 +74,7 @@ class JoinInterface(BufferInterface, Joinable):
             ...     for batch in batches:
             ...         model(batch).sum().backward()
         """
-        return Join(
+        return _Join(
             [self],
             enable,
             throw_on_early_termination,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ddpx import _C
+from ddpx import _C, health
 from ddpx.comm.all_gather import all_gather_json, all_gather_rows
 from ddpx.comm.process_group import rank_of_job
 from ddpx.ddp.replica.replica import Replica
@@ -83,7 +83,7 @@ class Recorder:
 
     def start(self) -> None:
         """Starts the recording. A collective call over the model's process group."""
-        with _on(self._device):
+        with _on(self._device), health.between_steps(self._group):
             self._name = name_recording(self._group, self._device)
             self._readings.append(read_clocks(self._group, self._device))
         self._begin()
@@ -131,7 +131,7 @@ class Recorder:
         Each rank sends its events and a short text. Parameters, plans and the search of plans are
         the same on all ranks, and are not sent.
         """
-        with _on(self._device):
+        with _on(self._device), health.between_steps(self._group):
             self._readings.append(read_clocks(self._group, self._device))
             own = self.data()
             line = {name: getattr(own, name) for name in _OF_EACH_RANK}
