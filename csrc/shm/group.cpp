@@ -1,8 +1,7 @@
 #include "group.h"
 
-#include <unistd.h>
-
 #include "../count.h"
+#include "../os/forks.h"
 #include "error.h"
 
 namespace ddpx::shm {
@@ -43,7 +42,7 @@ std::unique_ptr<Team> make_team(
 
 Group::Group(
     Channel& channel, int rank, int size, const GroupOptions& options, std::shared_ptr<Arena> arena)
-    : rank_(rank), owner_(getpid()) {
+    : rank_(rank), num_forks_(os::num_forks()) {
   auto team = make_team(channel, rank, size, options, std::move(arena));
   topology_ = team->peers().topology();
   queue_ = std::make_shared<OperationQueue>(std::move(team));
@@ -54,14 +53,31 @@ Group::~Group() {
 }
 
 void Group::leave() {
-  if (getpid() == owner_) {
-    queue_->close();
-  } else {
+  if (is_forked()) {
     queue_->leak();
+  } else {
+    queue_->close();
+  }
+}
+
+bool Group::is_forked() const {
+  return num_forks_ != os::num_forks();
+}
+
+void Group::check_process() const {
+  if (is_forked()) {
+    throw Error(
+        ErrorKind::kMisuse,
+        "[ddpx shm rank " + std::to_string(rank_) +
+            "] this process was forked off after the process group was made, and is not a rank of "
+            "the group. Start the process by spawn, and make a process group in it.");
   }
 }
 
 void Group::abort(const std::string& reason) {
+  if (is_forked()) {
+    return;
+  }
   queue_->fail(
       {ErrorKind::kAborted, "rank " + std::to_string(rank_) + " aborted the group: " + reason},
       "abort");

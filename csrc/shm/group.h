@@ -1,6 +1,7 @@
 // The interface of the shared-memory transport: a group of ranks, and its operations.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -41,15 +42,21 @@ class Group {
     return topology_;
   }
 
-  // Throws kMisuse if the call is invalid. If the call cannot be queued, because of missing memory
-  // or threads, the group fails and `submit` throws. The handle reports all other errors.
+  // Throws kMisuse in a forked child, which would take the place of its parent in a call.
+  void check_process() const;
+
+  // Throws kMisuse if the call is invalid, or in a forked child. If the call cannot be queued,
+  // because of missing memory or threads, the group fails and `submit` throws. The handle reports
+  // all other errors.
   OperationHandle submit(Call call, Completion completion = {}) {
+    check_process();
     return queue_->submit(std::move(call), std::move(completion));
   }
 
   // Runs the operation, and pending ones before it, on the calling thread unless another thread
   // does. Throws the error of the operation.
   void run(Call call, Completion completion = {}) {
+    check_process();
     queue_->run(std::move(call), std::move(completion));
   }
 
@@ -58,7 +65,7 @@ class Group {
   // the group belongs to the parent.
   void leave();
 
-  // Fails all pending and later operations on all local ranks.
+  // Fails all pending and later operations on all local ranks. Does nothing in a forked child.
   void abort(const std::string& reason);
 
   // The same for a failure outside the group's own operations. The first failure of a group is
@@ -80,8 +87,10 @@ class Group {
   }
 
  private:
+  bool is_forked() const;
+
   int rank_;
-  pid_t owner_;
+  uint64_t num_forks_;
   Topology topology_;
   std::shared_ptr<OperationQueue> queue_;
 };

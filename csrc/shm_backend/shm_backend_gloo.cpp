@@ -12,17 +12,21 @@ ShmBackend::Work ShmBackend::through_gloo(
     ++sequence_;
   }
   const auto gloo = inner();
+  const auto local = group();
   GlooCall call{
       name,
       collective,
       rank_,
-      group(),
+      local,
       c10::weak_intrusive_ptr<WatchedBackend>(
           c10::intrusive_ptr<WatchedBackend>::reclaim_copy(this))};
   try {
+    local->check_process();
     return c10::make_intrusive<GlooWork>(start(*gloo), call);
   } catch (const c10::Error&) {
     throw;  // the call is invalid
+  } catch (const shm::Error&) {
+    std::rethrow_exception(as_torch_error(std::current_exception()));  // in a forked child
   } catch (...) {
     std::rethrow_exception(call.explain(std::current_exception()));
   }

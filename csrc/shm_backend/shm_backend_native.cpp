@@ -54,6 +54,7 @@ ShmBackend::Work ShmBackend::submit(
     Tensors outputs,
     Tensors results) {
   const auto local = group();
+  local->check_process();
   call.timeout = options.timeout == c10d::kUnsetTimeout ? timeout() : options.timeout;
   auto work = c10::make_intrusive<ShmWork>(
       rank_,

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import ddpx
 from ddpx import _C, ReducerDDP
 from ddpx.testing import RankPool
 
@@ -85,6 +86,24 @@ def test_training_after_destroying_the_group(pool: RankPool, own_group: bool) ->
             assert re.search(r"^$|\[ddpx rank \d.*(destroyed|closed)", text, re.DOTALL), text
 
 
+def _change_to_a_group_that_is_gone() -> tuple[str, str]:
+    model = ReducerDDP(_model())
+    group = dist.new_group([0, 1])
+    dist.barrier()
+    dist.destroy_process_group(group)
+    texts = tuple(
+        _error_of(lambda new=new: ddpx.update_process_group(model, new)) for new in (None, group)
+    )
+    _step(model)  # still over the old group
+    return texts
+
+
+def test_change_to_a_group_that_is_gone(pool: RankPool) -> None:
+    for none, destroyed in pool.run(_change_to_a_group_that_is_gone, timeout=30):
+        assert none.startswith("TypeError: new_process_group must be a torch.distributed.Process")
+        assert destroyed.startswith("ValueError: process_group was destroyed")
+
+
 # ---- several threads ---------------------------------------------------------------------------
 
 # Errors that a thread may get if its step overlaps with that of another thread.
@@ -138,23 +157,13 @@ def test_one_wrapper_in_several_threads(backend: str, options: dict[str, Any]) -
 # ---- fork --------------------------------------------------------------------------------------
 
 
-def _forward_in_forked_child(grad: bool) -> tuple[str, int]:
-    """The error of forward in the child, and the child's end. The parent continues to train."""
-    module = _model()
-    module.register_buffer("buffer", torch.ones(1))  # rank 0 sends it in each forward
-    model = ReducerDDP(module)
-    for _ in range(3):
-        _step(model)
-
-    def forward() -> None:
-        with torch.set_grad_enabled(grad):
-            model(torch.ones(3, 8))
-
+def _end_of_child(action: Callable[[], Any]) -> tuple[str, int]:
+    """The error of ``action`` in a forked child, and the exit status of the child."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            text = _error_of(forward)
+            text = _error_of(action)
         except BaseException:
             text = traceback.format_exc()
         os.write(theirs, text.encode())
@@ -166,6 +175,65 @@ def _forward_in_forked_child(grad: bool) -> tuple[str, int]:
     if not readable:
         os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return text, status
+
+
+def _forward_without_grads(model: ReducerDDP, loss: torch.Tensor) -> None:
+    with torch.no_grad():
+        model(torch.ones(3, 8))
+
+
+def _join(model: ReducerDDP, loss: torch.Tensor) -> None:
+    with model.join():
+        _step(model)
+
+
+CALLS_OF_CHILD: dict[str, Callable[[ReducerDDP, torch.Tensor], Any]] = {
+    "forward": lambda model, loss: model(torch.ones(3, 8)),
+    "forward without grads": _forward_without_grads,
+    "record": lambda model, loss: ddpx.record(model).start(),
+    "synchronized_grads": lambda model, loss: ddpx.synchronized_grads(
+        model, loss, list(model.parameters())
+    ),
+    "join": _join,
+    "construction": lambda model, loss: ReducerDDP(_model()),
+}
+
+
+def _shm_in_forked_child(call: str) -> tuple[str, float]:
+    """The error of a call of the script in a child of rank 0, and a sum in the parent.
+
+    The child must not take part in a call in place of its parent.
+    """
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(torch.full((1,), 100.0)),
+        "through gloo": lambda: dist.reduce(torch.full((1,), 100.0), 0),
+    }
+    dist.reduce(torch.ones(1), 0)  # connects
+    text = _end_of_child(calls[call])[0] if dist.get_rank() == 0 else ""
+    total = torch.full((1,), float(dist.get_rank() + 1))
+    dist.all_reduce(total)
+    return text, total.item()
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "through gloo"])
+def test_shm_in_a_forked_child(call: str) -> None:
+    with RankPool(2, "shm") as ranks:
+        results = ranks.run(_shm_in_forked_child, call, timeout=60)
+    assert [total for _, total in results] == [3.0, 3.0]
+    assert "this process was forked off after the process group was made" in results[0][0]
+
+
+def _call_in_forked_child(name: str) -> tuple[str, int]:
+    """The error of the call in the child, and the child's end. The parent continues to train."""
+    module = _model()
+    module.register_buffer("buffer", torch.ones(1))  # rank 0 sends it in each forward
+    model = ReducerDDP(module)
+    for _ in range(3):
+        _step(model)
+
+    loss = model(torch.ones(3, 8)).sum()
+    text, status = _end_of_child(lambda: CALLS_OF_CHILD[name](model, loss))
     dist.barrier()
     _step(model)
     return text, status
@@ -175,9 +243,9 @@ def _readable(fd: int, timeout_s: float) -> bool:
     return bool(select.select([fd], [], [], timeout_s)[0])
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_forked_child_is_no_rank(pool: RankPool, grad: bool) -> None:
-    for text, status in pool.run(_forward_in_forked_child, grad, timeout=60):
+@pytest.mark.parametrize("name", CALLS_OF_CHILD)
+def test_a_forked_child_is_no_rank(pool: RankPool, name: str) -> None:
+    for text, status in pool.run(_call_in_forked_child, name, timeout=60):
         assert "forked off" in text
         assert status == 0
 

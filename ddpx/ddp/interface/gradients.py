@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddpx.comm.process_group import resolve_group
 from ddpx.ddp.backward_hooks import optimizers
 from ddpx.ddp.backward_hooks.communication import check_hook
 from ddpx.ddp.interface.finalization import Finalization
@@ -183,6 +184,12 @@ class GradientInterface(JoinInterface, Finalization):
         """Averages over other ranks from here on. The caller makes these ranks agree."""
         if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
             return
+        if new_process_group is None:
+            raise TypeError(
+                "new_process_group must be a torch.distributed.ProcessGroup, but got None. Make a "
+                "group with torch.distributed.new_group(...)."
+            )
+        resolve_group(new_process_group)  # raises if the group was destroyed
         replica = self._ddpx
         replica.comm_hook.check_group_can_change()
         check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
