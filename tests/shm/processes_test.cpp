@@ -214,5 +214,30 @@ TEST(ForkTest, AChildLeavesTheGroupAlone) {
   EXPECT_EQ(outcomes[1].text, "fine");
 }
 
+// A call of the child would take the place of its parent.
+TEST(ForkTest, AChildMakesNoCall) {
+  const auto outcomes = run_processes(2, [](const Rank& rank) -> std::string {
+    std::vector<float> data(1000);
+    reduce_ones(rank, data.data(), data.size());
+    const auto child = fork();
+    if (child == 0) {
+      try {
+        rank.group.run(barrier_call());
+      } catch (const Error& error) {
+        rank.group.abort("the child ends");  // no effect on the parent
+        _exit(error.kind() == ErrorKind::kMisuse ? 0 : 1);
+      }
+      _exit(2);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    reduce_ones(rank, data.data(), data.size());
+    const bool refused = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return refused && all_are(data.data(), data.size(), 2) ? "fine" : "wrong";
+  });
+  EXPECT_EQ(outcomes[0].text, "fine");
+  EXPECT_EQ(outcomes[1].text, "fine");
+}
+
 }  // namespace
 }  // namespace ddpx::shm
