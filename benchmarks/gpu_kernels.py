@@ -25,7 +25,7 @@ Figures = dict[str, Any]
 class ClockReadings:
     """Relates the profiler's clock to the recording's clock, which is ``steady_now()``.
 
-    The profiler notes the start and the end of a range on the host. The recording's clock is read
+    The profiler records the start and the end of a range on the host. The recording's clock is read
     directly before and after the range. No kernel is used, so the comparison of kernels stays
     independent.
     """
@@ -47,7 +47,7 @@ class ClockReadings:
         Each range is between its two readings, so it bounds the offset from both sides.
 
         Raises:
-            RuntimeError: The profiler did not note all readings.
+            RuntimeError: The profiler did not record all readings.
         """
         inside = sorted(event.span for event in ranges if event.name == _CLOCK)
         if not inside or len(inside) != len(self._around):

@@ -34,9 +34,9 @@ _NUM_PARAMS = 10  # a short step: what is looked for is small, and noise grows w
 _NOTE_RANKS = (2, 4, 16)
 _NOTES = {
     "check": "has it failed?",
-    "note": "a phase",
-    "note_launch": "a launch",
-    "note_result": "a result",
+    "publish": "a phase",
+    "publish_launch": "a launch",
+    "add_result": "a result",
     "check_calls": "comparing calls",
 }
 _ROOT = Path(__file__).resolve().parent.parent
@@ -92,7 +92,7 @@ def build_program() -> Path:
     return build / "health_bench"
 
 
-def _time_notes() -> list[dict[str, float]]:
+def _time_publishing() -> list[dict[str, float]]:
     """Nanoseconds a call, by number of ranks."""
     bench = build_program()
     return [
@@ -100,10 +100,10 @@ def _time_notes() -> list[dict[str, float]]:
     ]
 
 
-def ns_of_notes(cost: dict[str, float], num_buckets: int) -> float:
-    """Returns the time in which the reducer notes one step for its peers."""
-    per_bucket = cost["note"] + cost["note_launch"] + cost["note_result"]
-    around = 2 * cost["check"] + 3 * cost["note"] + cost["check_calls"]
+def ns_of_publishing(cost: dict[str, float], num_buckets: int) -> float:
+    """Returns the time in which the reducer publishes one step to its peers."""
+    per_bucket = cost["publish"] + cost["publish_launch"] + cost["add_result"]
+    around = 2 * cost["check"] + 3 * cost["publish"] + cost["check_calls"]
     return around + num_buckets * per_bucket
 
 
@@ -119,7 +119,7 @@ def measure(plan: Plan) -> Results:
             "ns_per_step": difference(times, _ON, _OFF, 1e9),
             "noise_ns_per_step": difference(times, _AGAIN, _OFF, 1e9),
         }
-    return {"num_params": _NUM_PARAMS, "cells": cells, "notes": _time_notes()}
+    return {"num_params": _NUM_PARAMS, "cells": cells, "publishing": _time_publishing()}
 
 
 def goals(results: Results) -> list[Goal]:
@@ -134,11 +134,11 @@ def goals(results: Results) -> list[Goal]:
         for transport, cell in results["cells"].items()
     ] + [
         goal
-        for cost in results["notes"]
+        for cost in results["publishing"]
         for goal in (
             Goal(
                 f"calls of the failure detector in a step of 10 buckets, {cost['ranks']} ranks",
-                ns_of_notes(cost, num_buckets=10) / 1e3,
+                ns_of_publishing(cost, num_buckets=10) / 1e3,
                 _MOST_NOTES,
                 " µs a step",
             ),
@@ -164,17 +164,17 @@ def section(results: Results) -> str:
         for transport, cell in results["cells"].items()
     ]
     headers = ["transport", "ms without", "ms with", "ns a step", "ns between two without"]
-    notes = [
+    costs = [
         [
             cost["ranks"],
             *(f"{cost[name]:.0f}" for name in _NOTES),
-            f"{ns_of_notes(cost, num_buckets=1):.0f}",
-            f"{ns_of_notes(cost, num_buckets=10):.0f}",
+            f"{ns_of_publishing(cost, num_buckets=1):.0f}",
+            f"{ns_of_publishing(cost, num_buckets=10):.0f}",
             f"{cost['percent_of_core']:.3f}",
         ]
-        for cost in results["notes"]
+        for cost in results["publishing"]
     ]
-    note_headers = [
+    cost_headers = [
         "ranks",
         *_NOTES.values(),
         "a step of 1 bucket",
@@ -188,6 +188,6 @@ def section(results: Results) -> str:
             table(headers, rows),
             "Its calls one by one, and those of a step together; nanoseconds "
             "(`benchmarks/health_bench.cpp`):",
-            table(note_headers, notes),
+            table(cost_headers, costs),
         ]
     )

@@ -95,28 +95,28 @@ int main(int argc, char** argv) {
   const auto ranks = make_ranks(size);
   std::this_thread::sleep_for(std::chrono::milliseconds(500));  // the start is over
   const auto percent = percent_of_core(10 * seconds, size);
-  std::vector<StepTracker> notes;
+  std::vector<StepTracker> trackers;
   for (const auto& rank : ranks) {
-    notes.emplace_back(rank, MissingParams());
+    trackers.emplace_back(rank, MissingParams());
   }
-  auto& own = notes.front();
+  auto& own = trackers.front();
   StepGuard guard(ranks.front());
   std::array<float, 1024> bucket{};
   bucket.fill(1.0F);  // zeros would be passed over
 
   const auto begin = ns_per_call(seconds, [&] { guard.check(); });
-  const auto note = ns_per_call(seconds, [&] { own.note(Doing::kBackward); });
+  const auto phase = ns_per_call(seconds, [&] { own.publish(Doing::kBackward); });
   own.begin_step(0);
-  const auto launch = ns_per_call(seconds, [&] { own.note_launch(0, 4096, 6); });
-  const auto result = ns_per_call(seconds, [&] { own.note_result(bucket.data(), sizeof(bucket)); });
+  const auto launch = ns_per_call(seconds, [&] { own.publish_launch(0, 4096, 6); });
+  const auto result = ns_per_call(seconds, [&] { own.add_result(bucket.data(), sizeof(bucket)); });
   // All ranks are through with each step, so that every page is read and compared.
   uint32_t step = 0;
   const auto make_steps = [&](bool checked) {
     return ns_per_call(seconds, [&, checked] {
       ++step;
-      for (auto& each : notes) {
+      for (auto& each : trackers) {
         each.begin_step(step);
-        each.note_launch(0, 4096, 6);
+        each.publish_launch(0, 4096, 6);
       }
       if (checked) {
         guard.compare_calls(own.publish_results(), {});
@@ -126,11 +126,11 @@ int main(int argc, char** argv) {
   const auto unchecked = make_steps(false);
   const auto check_calls = std::max(0.0, make_steps(true) - unchecked);
   std::printf(
-      "{\"ranks\": %d, \"check\": %.1f, \"note\": %.1f, \"note_launch\": %.1f, "
-      "\"note_result\": %.1f, \"check_calls\": %.1f, \"percent_of_core\": %.4f}\n",
+      "{\"ranks\": %d, \"check\": %.1f, \"publish\": %.1f, \"publish_launch\": %.1f, "
+      "\"add_result\": %.1f, \"check_calls\": %.1f, \"percent_of_core\": %.4f}\n",
       size,
       begin,
-      note,
+      phase,
       launch,
       result,
       check_calls,

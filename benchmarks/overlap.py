@@ -47,7 +47,7 @@ def _time_parts(model_name: str, tiny: bool, effort: Effort) -> tuple[Seconds, P
         model._set_ddp_runtime_logging_sample_rate(1)
     parts: Parts = {name: {part: [] for part in (*_PARTS, "exposed")} for name in wrapped}
 
-    def note(name: str) -> None:
+    def record(name: str) -> None:
         if name not in wrapped:
             return
         data = wrapped[name]._get_ddp_logging_data()
@@ -56,7 +56,7 @@ def _time_parts(model_name: str, tiny: bool, effort: Effort) -> tuple[Seconds, P
         parts[name]["exposed"].append(parts[name]["comm"][-1] - parts[name]["overlap"][-1])
 
     steps = {name: functools.partial(contenders.step, model, x) for name, model in models.items()}
-    return time_rounds(steps, effort, after_each=note), parts
+    return time_rounds(steps, effort, after_each=record), parts
 
 
 def time_models(tiny: bool, effort: Effort) -> dict[str, tuple[Seconds, Parts]]:

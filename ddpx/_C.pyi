@@ -148,7 +148,7 @@ class StepReport:
     def moments(self) -> list[int]: ...
 
 class Doing:
-    """``health::Doing`` of ``csrc/health/machine/activity.h``, as far as Python notes it."""
+    """``health::Doing`` of ``csrc/health/machine/activity.h``, as far as Python publishes it."""
 
     OUTSIDE: ClassVar[Doing]
     BUFFERS: ClassVar[Doing]
@@ -245,7 +245,7 @@ class Monitor:
     def begin_call(self) -> None:
         """A collective call of a construction; nothing elsewhere."""
     def end_call(self) -> None: ...
-    def note(self, doing: Doing) -> None: ...
+    def publish(self, doing: Doing) -> None: ...
     def introduction(self) -> bytes:
         """For all ranks of the group. Empty if they have met."""
     def find_host(self, introductions: Sequence[bytes]) -> int:
@@ -255,17 +255,17 @@ class Monitor:
     def introduce(self) -> None:
         """Lets ranks meet through the store, without a collective call."""
     def this_rank(self) -> dict[str, Any]:
-        """As an element of :meth:`ranks`, without ``note``, ``local`` and ``ending``."""
+        """As an element of :meth:`ranks`, without ``agreement``, ``local`` and ``ending``."""
     def ranks(self) -> list[dict[str, Any]]:
         """By rank, what is known of it; empty for this rank and those that were not met."""
     def name_ranks(self, in_job: list[int]) -> None:
         """By rank in the group: that in the job, for texts."""
-    def note_fault(self, text: str, is_of_module: bool) -> None:
+    def publish_fault(self, text: str, is_of_module: bool) -> None:
         """A forward of this rank has raised an error, for ranks that wait for this rank.
 
         ``is_of_module``: the module's own code raised. Ranks that wait then only warn.
         """
-    def write_note(self, text: str) -> None:
+    def publish_agreement(self, text: str) -> None:
         """For the other ranks of this machine."""
     def retire(self) -> None:
         """Another group has taken this one's place."""
@@ -577,7 +577,7 @@ class Reducer:
     @property
     def num_steps(self) -> int:
         """The number of finished synchronized steps."""
-    def note_waited(self) -> None:
+    def mark_waited(self) -> None:
         """The script has waited for the averages of the last step."""
     @property
     def num_steps_waited(self) -> int | None:

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "benchmarks")]
 
 from fault_cases import Case, Report, train  # type: ignore[import-not-found]  # noqa: E402
 from fault_ranks import Ending, run_ranks  # type: ignore[import-not-found]  # noqa: E402
-from health import ns_of_notes  # noqa: E402
+from health import ns_of_publishing  # noqa: E402
 from mistakes import MISTAKES, Outcome, make_mistake  # type: ignore[import-not-found]  # noqa: E402
 
 WORLD_SIZE = 3
@@ -158,10 +158,10 @@ def _cost(path: Path) -> str:
         for transport, cell in record["results"]["cells"].items()
     ]
     headers = ["transport", "ms a step", "ns for the detector", "ns between two without it"]
-    notes = record["results"]["notes"][0]
+    cost = record["results"]["publishing"][0]
     return (
-        f"Publishing the state of a step takes {ns_of_notes(notes, 1):.0f} ns with one bucket, "
-        f"{ns_of_notes(notes, 10):.0f} ns with ten ({notes['ranks']} ranks, "
+        f"Publishing the state of a step takes {ns_of_publishing(cost, 1):.0f} ns with one bucket, "
+        f"{ns_of_publishing(cost, 10):.0f} ns with ten ({cost['ranks']} ranks, "
         "`benchmarks/health_bench.cpp`). The table compares whole steps with and without the "
         "detector. Its last column is the difference between two runs without the detector. "
         f"`python benchmarks/run.py --only health`, {record['date']}, load {record['load']}, "

@@ -100,8 +100,8 @@ py::dict status_of_this_rank(const Monitor& monitor) {
 
 py::dict status_of_peer(const Monitor& monitor, const health::Peer& peer) {
   auto rank = status_of(monitor, peer.introduction(), peer.activity(), !peer.ended());
-  rank["note"] =
-      peer.page() ? std::make_optional(any_text(peer.page()->note.read())) : std::nullopt;
+  rank["agreement"] =
+      peer.page() ? std::make_optional(any_text(peer.page()->agreement.read())) : std::nullopt;
   rank["local"] = peer.local();
   rank["ending"] = is_ending(peer);
   return rank;
@@ -191,7 +191,7 @@ void raise_between_calls(uint64_t token) {
     const bool is_there = monitor->page().view().presence() == health::Presence::kThere;
     if (monitor->state().own.token == token && is_there) {
       const py::gil_scoped_release no_gil;
-      monitor->note_interrupt();
+      monitor->mark_interrupted();
       monitor->raise_if_failed();
     }
   }
@@ -289,8 +289,8 @@ void bind_health(py::module_& module) {
       .def("begin_call", [](Monitor& self) { page_of(self).begin_call(); })
       .def("end_call", [](Monitor& self) { page_of(self).end_call(); })
       .def(
-          "note",
-          [](Monitor& self, health::Doing doing) { page_of(self).note(doing); },
+          "publish",
+          [](Monitor& self, health::Doing doing) { page_of(self).publish(doing); },
           py::arg("doing"))
       .def("introduction", [](Monitor& self) { return py::bytes(self.state().introduction()); })
       .def(
@@ -319,10 +319,10 @@ void bind_health(py::module_& module) {
           },
           py::arg("in_job"))
       .def(
-          "note_fault",
+          "publish_fault",
           [](Monitor& self, const std::string& text, bool is_of_module) {
             if (!self.failed()) {
-              self.page().note_fault(
+              self.page().publish_fault(
                   is_of_module ? health::Fault::kOfModule : health::Fault::kOfStep, text);
             }
           },
@@ -330,8 +330,8 @@ void bind_health(py::module_& module) {
           py::arg("is_of_module"))
       .def("retire", &Monitor::retire)
       .def(
-          "write_note",
-          [](Monitor& self, const std::string& text) { self.page().view().note.write(text); },
+          "publish_agreement",
+          [](Monitor& self, const std::string& text) { self.page().view().agreement.write(text); },
           py::arg("text"),
           NoGil())
       .def("stack_of", &stack_of, py::arg("rank"), py::arg("timeout"));

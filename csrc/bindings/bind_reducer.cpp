@@ -279,7 +279,7 @@ void bind_reducer(py::module_& module) {
           "last_error", py::cpp_function(read<&ReducerState::last_error>, NoGil()))
       .def_property_readonly("report", py::cpp_function(read<&ReducerState::report>, NoGil()))
       .def_property_readonly("num_steps", py::cpp_function(read<&ReducerState::num_steps>, NoGil()))
-      .def("note_waited", &note_waited, NoGil())
+      .def("mark_waited", &mark_waited, NoGil())
       .def_property_readonly(
           "num_steps_waited", py::cpp_function(read<&ReducerState::num_steps_waited>, NoGil()))
       .def_property_readonly(

@@ -70,7 +70,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   }
 
   // The main thread has raised the failure between calls of ddpx; see interrupt.h.
-  void note_interrupt() {
+  void mark_interrupted() {
     interrupted_ = true;
   }
   bool interrupted() const {

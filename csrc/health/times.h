@@ -145,11 +145,11 @@ static_assert(kSlowStore > kSlowestAnswer && kSlowStore < kOutsideStep.between_h
 constexpr int64_t kBeforeAbort = 250 * kMillisecond;
 static_assert(kBeforeAbort > 2 * kDevicePoll);
 // Until the interpreter knows that it must raise an error before it uses results of aborted calls.
-constexpr int64_t kTellInterpreter = 50 * kMillisecond;
+constexpr int64_t kInterruptDelay = 50 * kMillisecond;
 // A rank raises after the abort, since destroy_process_group() raises an error of NCCL before. The
 // longest wait, from the failure on.
 constexpr int64_t kMostAbort = 2500 * kMillisecond;
-static_assert(kMostAbort > kBeforeAbort + kTellInterpreter);
+static_assert(kMostAbort > kBeforeAbort + kInterruptDelay);
 
 constexpr int64_t kWarn = 10 * kSecond;        // the default
 constexpr int64_t kLeastMargin = 1 * kSecond;  // between the stall error and the timeout

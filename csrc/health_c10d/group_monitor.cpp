@@ -138,7 +138,7 @@ void abort_group(
     if (on_device) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kBeforeAbort));
       before();
-      std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kTellInterpreter));
+      std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kInterruptDelay));
     }
     abort->begun = true;
     std::unique_lock<std::mutex> lock(transport->mutex);

@@ -85,7 +85,7 @@ void StepObserver::emit(StepEvent event, uint32_t step, std::size_t index) {
     peers_.begin_step(step);
   }
   if (meaning.published) {
-    peers_.note(*meaning.published, index);
+    peers_.publish(*meaning.published, index);
   }
   if (meaning.recorded) {
     for (const auto& recording : recordings_) {

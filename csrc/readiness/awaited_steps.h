@@ -18,7 +18,7 @@ class AwaitedSteps {
   }
 
   // The script has waited for the averages of `num_steps` steps.
-  void note_waited(int64_t num_steps) {
+  void mark_waited(int64_t num_steps) {
     num_waited_ = num_steps;
     has_waited_ = true;
   }

@@ -94,9 +94,9 @@ void number_as_constructed(Reducer& reducer) {
   });
 }
 
-void note_waited(Reducer& reducer) {
+void mark_waited(Reducer& reducer) {
   reducer.change([](ReducerContext& context) {
-    context.progress.awaited.note_waited(context.progress.num_steps);
+    context.progress.awaited.mark_waited(context.progress.num_steps);
   });
 }
 

@@ -46,6 +46,6 @@ void set_sample_rate(Reducer& reducer, int64_t sample_rate);
 void number_as_constructed(Reducer& reducer);
 
 // The script has waited for the averages of the last step, before it applies them.
-void note_waited(Reducer& reducer);
+void mark_waited(Reducer& reducer);
 
 }  // namespace ddpx

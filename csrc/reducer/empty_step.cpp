@@ -67,7 +67,7 @@ void EmptyStep::launch(std::size_t bucket_index) {
 }
 
 void EmptyStep::wait(std::size_t bucket_index) {
-  context_.observer.peers().note(health::Doing::kWaiting, bucket_index);
+  context_.observer.peers().publish(health::Doing::kWaiting, bucket_index);
   collectives_.wait(bucket_index, zeros_.at(bucket_index));
 }
 

@@ -115,7 +115,7 @@ bool Reducer::prepare_forward(bool captured) {
   if (context_.progress.captured) {
     refuse_capture(context_, sync_enabled_);
   }
-  context_.observer.peers().note_thread();
+  context_.observer.peers().publish_thread();
   context_.progress.awaited.begin_forward(context_.progress.num_steps);
   settle("a forward");
   if (context_.progress.phase == Phase::kCollecting ||

@@ -258,7 +258,7 @@ class Reducer final : public GradListener,
   void check_owner() const;
   void check_joined_step();
   void check_kept_averages();
-  void note_cleared_grads();
+  void mark_grads_cleared();
   void begin_bypass();
 
   // The end of a step: params without a gradient.

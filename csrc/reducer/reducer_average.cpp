@@ -8,18 +8,18 @@ namespace ddpx {
 void Reducer::set_weight(double number) {
   const auto lock = lock_after_abort();
   context_.weights.set(number);
-  note_cleared_grads();
+  mark_grads_cleared();
 }
 
 void Reducer::set_weight(const at::Tensor& tensor) {
   const auto lock = lock_after_abort();
   context_.weights.set(tensor, context_.params.device());
-  note_cleared_grads();
+  mark_grads_cleared();
 }
 
-void Reducer::note_cleared_grads() {
+void Reducer::mark_grads_cleared() {
   if (context_.weights.counted() && context_.params.no_grads()) {
-    context_.weights.note_cleared_grads();
+    context_.weights.mark_grads_cleared();
   }
 }
 

@@ -259,7 +259,7 @@ void Reducer::on_graph_task_end(int task_id) {
       after_sync();
     } catch (const std::exception& error) {
       const auto lock = context_.mutex.lock();
-      context_.guard.note_fault(error.what());
+      context_.guard.publish_fault(error.what());
       throw;
     }
   }
@@ -290,7 +290,7 @@ void Reducer::finish_step() {
     step_->finish();
   } catch (const std::exception& error) {
     fail();
-    context_.guard.note_fault(error.what());
+    context_.guard.publish_fault(error.what());
     throw;
   }
   dist_grads_.end(context_.params.leaves(), /*averaged=*/true);
@@ -307,7 +307,7 @@ void Reducer::finish_step() {
   emit(StepEvent::kIdle);
   // Raised last, when the reducer can be used again.
   if (error) {
-    context_.guard.note_fault(error->what());
+    context_.guard.publish_fault(error->what());
     context_.raise(*error);
   }
 }

@@ -38,7 +38,7 @@ void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcep
   }
   context_.weights.break_off();
   if (sync_enabled_) {
-    context_.guard.note_fault(cause);
+    context_.guard.publish_fault(cause);
   }
 }
 

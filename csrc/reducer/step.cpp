@@ -105,7 +105,7 @@ void Step::exclude_frozen() {
           param_index);  // exchanged once for all steps: it may be thawed later
     }
   }
-  context_.observer.peers().note_frozen(frozen_);
+  context_.observer.peers().publish_frozen(frozen_);
 }
 
 // A local backward marked the param. Then the script froze the param and dropped the gradient.
@@ -224,7 +224,7 @@ void Step::launch(std::size_t bucket_index) {
   }
   if (context_.settings.manual_finalization && launches_.empty()) {
     launch_agreements();
-    context_.observer.peers().note(health::Doing::kBackward);
+    context_.observer.peers().publish(health::Doing::kBackward);
   }
 }
 

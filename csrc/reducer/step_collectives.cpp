@@ -57,7 +57,7 @@ void StepCollectives::launch(std::size_t bucket_index, Bucket& bucket) {
   // The device passes a recorded launch when the gradients of all streams are packed.
   bucket.prepare_launch();
   context_.emit(StepEvent::kLaunched, bucket_index);
-  context_.observer.peers().note_launch(
+  context_.observer.peers().publish_launch(
       bucket_index, bucket.num_bytes(), static_cast<int>(bucket.dtypes().summed));
   if (hook) {
     context_.emit(StepEvent::kHookBegin, bucket_index);

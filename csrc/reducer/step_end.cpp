@@ -96,7 +96,7 @@ void Step::finalize(std::size_t bucket_index) {
   context_.emit(StepEvent::kWaitBegin, bucket_index);
   collectives_.wait(bucket_index, bucket);
   if (!context_.settings.comm_hook && !bucket.sparse() && bucket.device().is_cpu()) {
-    context_.observer.peers().note_result(
+    context_.observer.peers().add_result(
         bucket.reduced().const_data_ptr(), bucket.reduced().nbytes());
   }
   context_.emit(StepEvent::kWaitEnd, bucket_index);

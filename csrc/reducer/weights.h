@@ -48,7 +48,7 @@ class Weights {
   void count_bypass();
 
   // The script has cleared all gradients before it called set(). See belongs_to_grads().
-  void note_cleared_grads() {
+  void mark_grads_cleared() {
     is_sum_cleared_ = belongs_to_grads();
   }
 
@@ -112,7 +112,7 @@ class Weights {
   std::vector<WatchedForward> taken_;     // of the last take()
   std::optional<UnreadWeights> unread_;
   bool has_lost_ = false;        // see break_off()
-  bool is_sum_cleared_ = false;  // see note_cleared_grads()
+  bool is_sum_cleared_ = false;  // see mark_grads_cleared()
   StreamSet streams_;            // that computed the tensors
 };
 

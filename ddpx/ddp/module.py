@@ -234,7 +234,7 @@ class ReducerDDP(DDPInterface):
             module_runs = False
             return self._post_forward(output)
         except Exception as error:
-            health.note_fault(self._ddpx.reducer.monitor, error, module_runs)
+            health.publish_fault(self._ddpx.reducer.monitor, error, module_runs)
             raise
         finally:
             running.pop()

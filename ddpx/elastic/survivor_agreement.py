@@ -191,7 +191,7 @@ class Rendezvous:
         An accepted agreement stays readable, because other ranks may rely on it.
         """
         if self._own.stage == ARRIVED:
-            self._monitor.write_note("")
+            self._monitor.publish_agreement("")
 
     # ---- the state of this rank ----------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Rendezvous:
 
     def _write(self, state: SurvivorState) -> None:
         self._own = state
-        self._monitor.write_note(json.dumps(asdict(state)))
+        self._monitor.publish_agreement(json.dumps(asdict(state)))
 
     def _decide(self, others: dict[int, SurvivorState]) -> Agreement:
         states = {**others, self._monitor.rank: self._own}
@@ -237,14 +237,16 @@ class Rendezvous:
                     f"ddpx.shrink() works among the ranks of one machine, but rank {rank} is on "
                     f"another machine ({seen['host']}). {errors.FROM_CHECKPOINT}"
                 )
-            if seen["note"] is None and seen["alive"]:
+            if seen["agreement"] is None and seen["alive"]:
                 raise RuntimeError(
                     f"ddpx.shrink() cannot read the state of rank {rank}: the kernel does not "
                     f"permit it. The process of rank {rank} may belong to another user. "
                     f"{errors.FROM_CHECKPOINT}"
                 )
             gone = not seen["alive"] or seen["ending"]
-            peers[rank] = _Peer(gone, SurvivorState.from_text(seen["note"] or ""), seen["doing"])
+            peers[rank] = _Peer(
+                gone, SurvivorState.from_text(seen["agreement"] or ""), seen["doing"]
+            )
         return peers, unknown
 
     def _pause(self, awaited: Iterable[int], peers: dict[int, _Peer]) -> None:

@@ -53,7 +53,7 @@ def constructing(group: dist.ProcessGroup) -> Iterator[None]:
         with explained(monitor):
             yield
     finally:
-        monitor.note(_C.Doing.OUTSIDE)
+        monitor.publish(_C.Doing.OUTSIDE)
 
 
 def introduction(group: dist.ProcessGroup) -> bytes:
@@ -95,15 +95,15 @@ def waiting_for_buffers(monitor: _C.Monitor | None) -> Iterator[None]:
     if monitor is None:
         yield
         return
-    monitor.note(_C.Doing.BUFFERS)
+    monitor.publish(_C.Doing.BUFFERS)
     try:
         with explained(monitor):
             yield
     finally:
-        monitor.note(_C.Doing.FORWARD)
+        monitor.publish(_C.Doing.FORWARD)
 
 
-def note_fault(monitor: _C.Monitor | None, error: Exception, is_of_module: bool) -> None:
+def publish_fault(monitor: _C.Monitor | None, error: Exception, is_of_module: bool) -> None:
     """Publishes that a forward has raised. Ranks that wait report it, unless training goes on.
 
     Args:
@@ -112,7 +112,7 @@ def note_fault(monitor: _C.Monitor | None, error: Exception, is_of_module: bool)
         is_of_module: The module's own code raised the error. Ranks that wait then warn only.
     """
     if monitor is not None and torch.is_grad_enabled():
-        monitor.note_fault(ending.describe(error), is_of_module)
+        monitor.publish_fault(ending.describe(error), is_of_module)
 
 
 @contextmanager

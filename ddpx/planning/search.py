@@ -11,7 +11,7 @@ decision at the same step.
 | state | what a rank does | at the end of the state |
 | --- | --- | --- |
 | warming up | nothing | |
-| measuring arrivals | notes when gradients arrive | exchange of the latest times |
+| measuring arrivals | records when gradients arrive | exchange of the latest times |
 | measuring costs | times all-reduces of several sizes | exchange; rank 0 plans and broadcasts |
 | screening plans | runs all plans in turns, block by block | exchange of the times of steps |
 | comparing | runs the best and the default plan in turns | exchange of the times of steps |

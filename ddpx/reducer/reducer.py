@@ -129,7 +129,7 @@ class Reducer(_C.Reducer):
                 torch.accelerator.current_stream(device).synchronize()
         if self.monitor is not None:
             self.monitor.raise_if_failed()
-        self.note_waited()
+        self.mark_waited()
 
     def _run_allreduce_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
         """Sums the bucket over all ranks, without a division."""

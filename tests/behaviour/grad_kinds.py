@@ -245,16 +245,16 @@ class Given(nn.Module):
         if kind.by_user:
             return _sparse(values) if kind.sparse else values
         grad = kind.make(values)
-        self.note(name, grad)
+        self.record(name, grad)
         return grad
 
     def _set(self, name: str, param: torch.Tensor) -> None:
         assert param.grad is not None
         grad = self.kinds[name].make(self._draw(name, param.grad.dtype))
-        self.note(name, grad)
+        self.record(name, grad)
         param.grad = grad
 
-    def note(self, name: str, grad: torch.Tensor) -> None:
+    def record(self, name: str, grad: torch.Tensor) -> None:
         """Adds a gradient from autograd to ``local``. A gradient by the user replaces the sum."""
         before = 0 if self.kinds[name].by_user else self.local[name]
         self.local[name] = dense(grad) + before

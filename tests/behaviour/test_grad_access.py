@@ -245,14 +245,14 @@ def _check_post_sync_hooks(mode: str) -> None:
     names = {id(param): name for name, param in module.named_parameters()}
     seen: dict[str, dict[str, torch.Tensor]] = {"param": {}, "layer": {}, "wrapper": {}}
 
-    def note(what: str, param: torch.Tensor) -> None:
+    def record(what: str, param: torch.Tensor) -> None:
         assert names[id(param)] not in seen[what], "called twice"
         seen[what][names[id(param)]] = param.grad.clone()
 
     handles = [
-        ours.register_post_sync_hook(module.first.weight, lambda p: note("param", p)),
-        ours.register_post_sync_hook(module.second, lambda p: note("layer", p)),
-        ours.register_post_sync_hook(ours, lambda p: note("wrapper", p)),
+        ours.register_post_sync_hook(module.first.weight, lambda p: record("param", p)),
+        ours.register_post_sync_hook(module.second, lambda p: record("layer", p)),
+        ours.register_post_sync_hook(ours, lambda p: record("wrapper", p)),
     ]
 
     def check(layer: Sequence[str] = ("second.weight", "second.bias")) -> None:

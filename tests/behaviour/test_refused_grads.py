@@ -84,9 +84,9 @@ class _Turns(Given):
             return self.refused.make(values)
         return values.to_sparse(1) if self.refused.sparse else values.clone()
 
-    def note(self, name: str, grad: torch.Tensor) -> None:
+    def record(self, name: str, grad: torch.Tensor) -> None:
         if not (self.bad and name == "odd"):
-            super().note(name, grad)
+            super().record(name, grad)
 
 
 def _check(name: str, mode: str, transport: str, bad_step: int) -> None:

@@ -118,11 +118,11 @@ def _time_of_the_last_gradient(model: ddpx.ReducerDDP, device: str) -> float:
         torch.accelerator.current_stream(name).synchronize()
     ends_s: list[float] = []
 
-    def note(_: torch.Tensor) -> None:
+    def record(_: torch.Tensor) -> None:
         torch.accelerator.current_stream(model.module.devices[1]).synchronize()
         ends_s.append(time.monotonic())
 
-    hook = next(model.module.bottom.parameters()).register_hook(note)
+    hook = next(model.module.bottom.parameters()).register_hook(record)
     start_s = time.monotonic()
     loss.backward()
     hook.remove()

@@ -18,12 +18,14 @@ _DATA_MODULES = ("ddpx.timeline.model", "ddpx.timeline.analyze.summary")
 _NOT_FOR_USERS = frozenset(
     (
         "begin",
+        "between_steps",
         "collective_call",
         "constructing",
+        "failed_between_steps",
         "find_fronts_by",
         "introduction",
         "meet",
-        "note_fault",
+        "publish_fault",
         "wait_for",
         "waiting_for_buffers",
         "watch",

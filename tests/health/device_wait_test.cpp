@@ -125,8 +125,8 @@ TEST(DeviceWaitTest, TheErrorComesBeforeTheTimeoutOfTheBackend) {
   EXPECT_FALSE(ranks[0].failed());  // the number of calls does not show that one waits
   ranks.make_calls(1, 2);
   const auto start = now_ns();
-  ranks[0].page().note(kLaunchedTwo);
-  ranks[1].page().note(kBeforeStep);
+  ranks[0].page().publish(kLaunchedTwo);
+  ranks[1].page().publish(kBeforeStep);
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
   EXPECT_LT(now_ns() - start, ranks.timeout_ns);
   EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{1});
@@ -134,8 +134,8 @@ TEST(DeviceWaitTest, TheErrorComesBeforeTheTimeoutOfTheBackend) {
 
 TEST(DeviceWaitTest, WhoLeavesBeforeALaunchIsLost) {
   DeviceRanks ranks(2);
-  ranks[0].page().note(kLaunchedTwo);
-  ranks[1].page().note(kBeforeStep);
+  ranks[0].page().publish(kLaunchedTwo);
+  ranks[1].page().publish(kBeforeStep);
   std::this_thread::sleep_for(std::chrono::milliseconds(600));
   EXPECT_FALSE(ranks[0].failed());
   const auto start = now_ns();
@@ -162,7 +162,7 @@ TEST(DeviceWaitTest, WhoLeavesAfterAllCallsIsNotLost) {
   DeviceRanks ranks(2);
   for (const std::size_t rank : {0, 1}) {
     ranks.make_calls(rank, 5);
-    ranks[rank].page().note({.doing = Doing::kOutside, .step = 4});
+    ranks[rank].page().publish({.doing = Doing::kOutside, .step = 4});
   }
   ranks[1].leave();
   std::this_thread::sleep_for(std::chrono::milliseconds(3500));
@@ -174,7 +174,7 @@ TEST(DeviceWaitTest, ADeviceThatDoesNotComputeIsNamed) {
   StallTimeouts::instance().warn_ns = 400'000'000;
   const auto since = now_ns();
   for (const std::size_t rank : {0, 1}) {
-    ranks[rank].page().note({.doing = Doing::kOutside, .step = 5});
+    ranks[rank].page().publish({.doing = Doing::kOutside, .step = 5});
     ranks.make_calls(rank, 8);
   }
   ranks[1].page().view().device.store(
@@ -207,7 +207,7 @@ TEST(DeviceWaitTest, WhoLeavesAfterALongWaitIsNotLostAtOnce) {
   DeviceRanks ranks(2);
   for (const std::size_t rank : {0, 1}) {
     ranks.make_calls(rank, 8);
-    ranks[rank].page().note({.doing = Doing::kOutside, .step = 4});
+    ranks[rank].page().publish({.doing = Doing::kOutside, .step = 4});
   }
   ranks[0].page().view().device.store(
       {.doing = Doing::kWaiting, .bucket = 1, .step = 3, .since_ns = now_ns() - 20'000'000'000});
@@ -233,8 +233,8 @@ TEST(DeviceWaitTest, AHostThatWaitsForItsDeviceIsNotLate) {
 TEST(DeviceWaitTest, OtherWrappersTellNothing) {
   DeviceRanks ranks(2);
   StallTimeouts::instance().raise_ns = 500'000'000;
-  ranks[0].page().note(kLaunchedTwo);
-  ranks[1].page().note({.doing = Doing::kForward, .model = 1, .step = 0});  // may be ahead
+  ranks[0].page().publish(kLaunchedTwo);
+  ranks[1].page().publish({.doing = Doing::kForward, .model = 1, .step = 0});  // may be ahead
   std::this_thread::sleep_for(std::chrono::milliseconds(1200));
   EXPECT_FALSE(ranks[0].failed());
 }
@@ -246,7 +246,7 @@ TEST(DeviceWaitTest, AnErrorOfTheBackendIsExplained) {
   group.on_device = true;
   group.has_error = [has_error] { return has_error->load(); };
   const auto monitor = watch(group, access_to(std::make_shared<FakeStore>()));
-  monitor->page().note({Doing::kConstruction, kNoModel, 1, 1});
+  monitor->page().publish({Doing::kConstruction, kNoModel, 1, 1});
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   EXPECT_FALSE(monitor->failed());
   *has_error = true;
@@ -290,7 +290,7 @@ TEST(DeviceWaitTest, WhoEndsWhileTheDeviceWaitsIsLost) {
   DeviceRanks ranks(2);
   for (const std::size_t rank : {0, 1}) {
     ranks.make_calls(rank, 8);
-    ranks[rank].page().note({.doing = Doing::kOutside, .step = 4});
+    ranks[rank].page().publish({.doing = Doing::kOutside, .step = 4});
   }
   ranks[1].leave();
   std::this_thread::sleep_for(std::chrono::milliseconds(500));

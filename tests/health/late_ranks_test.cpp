@@ -13,8 +13,8 @@ TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
   auto& timeouts = StallTimeouts::instance();
   timeouts.raise_ns = 300'000'000;
   Ranks ranks("AA");
-  ranks[1].page().note({.doing = Doing::kForward, .step = 3});
-  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[1].page().publish({.doing = Doing::kForward, .step = 3});
+  ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
   timeouts.raise_ns = StallTimeouts::kNever;
   ASSERT_TRUE(ranks[0].failed());
@@ -30,7 +30,7 @@ TEST(MonitorTest, PatienceEndsThoughNobodyIsMissing) {
   timeouts.raise_ns = 300'000'000;
   Ranks ranks("AA");
   for (const std::size_t rank : {0, 1}) {
-    ranks[rank].page().note({.doing = Doing::kWaiting, .step = 3});
+    ranks[rank].page().publish({.doing = Doing::kWaiting, .step = 3});
   }
   EXPECT_TRUE(eventually([&] { return ranks[0].failed() && ranks[1].failed(); }));
   timeouts.raise_ns = StallTimeouts::kNever;
@@ -46,9 +46,9 @@ std::vector<int> blamed_with_delay(int delay_ms, int64_t raise_ns) {
   auto& timeouts = StallTimeouts::instance();
   Ranks ranks("ABB");
   ranks.store->delay_ms = delay_ms;
-  ranks[2].page().note({.doing = Doing::kForward, .step = 3});
+  ranks[2].page().publish({.doing = Doing::kForward, .step = 3});
   for (const std::size_t rank : {0, 1}) {
-    ranks[rank].page().note({.doing = Doing::kWaiting, .step = 3});
+    ranks[rank].page().publish({.doing = Doing::kWaiting, .step = 3});
   }
   timeouts.raise_ns = raise_ns;
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
@@ -75,11 +75,11 @@ TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
   Ranks ranks("AA");
   const StepCalls theirs{0, 3, 1, 0, 8, 0};
   ranks[1].page().view().calls.publish(theirs);
-  ranks[1].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[1].page().publish({.doing = Doing::kWaiting, .step = 3});
   const StepCalls ours{0, 3, 1, 0, 7, 0};
   ranks[0].page().view().calls.publish(ours);
   timeouts.warn_ns = 300'000'000;
-  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});
   std::string message;
   while (message.empty()) {
     const auto record = next_record();
@@ -100,14 +100,15 @@ TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
 TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
   Ranks ranks("AAA");
   for (const std::size_t rank : {0u, 1u}) {
-    ranks[rank].page().note({.doing = Doing::kWaiting, .step = 3});
+    ranks[rank].page().publish({.doing = Doing::kWaiting, .step = 3});
   }
   EXPECT_EQ(error_of([&] { ranks[0].explain_error("Connection reset by peer"); }), "no error");
-  ranks[0].page().note({.doing = Doing::kBackward, .bucket = 1, .step = 3});  // it waits for nobody
+  ranks[0].page().publish(
+      {.doing = Doing::kBackward, .bucket = 1, .step = 3});  // it waits for nobody
   EXPECT_EQ(error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); }), "no error");
-  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});
   EXPECT_EQ(error_of([&] { ranks[0].explain_error("timeout of something else"); }), "no error");
-  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   const auto text = error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); });
   EXPECT_TRUE(contains(text, "] rank 2 (host ") && contains(text, ") has not come for ")) << text;
@@ -121,7 +122,7 @@ TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
 TEST(MonitorTest, AtTheGroupsTimeoutWhoWasNeverHeardOfIsLate) {
   const auto store = std::make_shared<FakeStore>();
   const auto waits = watch(group_of(0, 2), access_to(store));
-  waits->page().note({Doing::kConstruction, kNoModel, 1, 1});
+  waits->page().publish({Doing::kConstruction, kNoModel, 1, 1});
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   const auto text = error_of([&] { waits->explain_error("Timed out waiting 3000ms"); });
   EXPECT_TRUE(contains(text, ", and has not wrapped its model yet")) << text;
@@ -132,7 +133,7 @@ TEST(MonitorTest, AtTheGroupsTimeoutWhoWasNeverHeardOfIsLate) {
 TEST(MonitorTest, AtTheGroupsTimeoutWhoseHostIsSilentIsLate) {
   Ranks ranks("AB");
   ranks.lose(1);
-  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   const auto text = error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); });
   EXPECT_TRUE(contains(text, "has not come for ")) << text;

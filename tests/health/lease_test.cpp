@@ -87,7 +87,7 @@ TEST(LeaseTest, ASilentStoreIsALostHost) {
   constexpr int64_t kLease = 1'500'000'000;
   Ranks ranks("AB", kLease);
   ranks.store->hang();
-  ranks[1].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[1].page().publish({.doing = Doing::kWaiting, .step = 3});
   ASSERT_TRUE(eventually([&] { return ranks[1].failed(); }, 5));
   EXPECT_EQ(ranks[1].report()->failure.first_rank(), 0);
   EXPECT_TRUE(contains(ranks[1].report()->text(), "the store does not answer"));
@@ -151,13 +151,13 @@ TEST(LeaseTest, OnlyTheRankThatServesTheStoreMayEndIt) {
 TEST(LeaseTest, ARankOfAnotherHostThatHasLeftIsNotCalledDead) {
   for (const std::size_t leaving : {1, 2}) {  // the keeper of its host, and another rank
     Ranks ranks("ABB");
-    ranks[leaving].page().note({.doing = Doing::kOutside, .step = 4});
+    ranks[leaving].page().publish({.doing = Doing::kOutside, .step = 4});
     ranks[leaving].leave();
-    ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});  // it has done its part
+    ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});  // it has done its part
     std::this_thread::sleep_for(std::chrono::milliseconds(2000));
     EXPECT_FALSE(ranks[0].failed());
     const auto text = error_of([&] {
-      ranks[0].page().note({.doing = Doing::kWaiting, .step = 5});
+      ranks[0].page().publish({.doing = Doing::kWaiting, .step = 5});
       ranks[0].explain_error("Connection closed by peer");
     });
     EXPECT_TRUE(contains(text, "has left (its script ended")) << text;

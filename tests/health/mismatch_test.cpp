@@ -16,21 +16,21 @@ class StepsTest : public testing::Test {
  protected:
   StepsTest() {
     for (std::size_t rank = 0; rank < 3; ++rank) {
-      notes.emplace_back(ranks.shared(rank), MissingParams());
+      trackers.emplace_back(ranks.shared(rank), MissingParams());
       guards.emplace_back(ranks.shared(rank));
     }
   }
 
   void begin(uint32_t step) {
-    for (auto& rank : notes) {
+    for (auto& rank : trackers) {
       rank.begin_step(step);
-      rank.note_launch(0, 64, 0);
+      rank.publish_launch(0, 64, 0);
     }
   }
   // What the bucket came back with, if anything; then what comparing calls says.
   std::string end(std::size_t rank, std::optional<uint64_t> word) {
     if (word) {
-      notes[rank].note_result(&*word, sizeof(*word));
+      trackers[rank].add_result(&*word, sizeof(*word));
     }
     return error_of([this, rank] { check_calls(rank); });
   }
@@ -42,11 +42,11 @@ class StepsTest : public testing::Test {
   }
 
   void check_calls(std::size_t rank) {
-    guards[rank].compare_calls(notes[rank].publish_results(), {"a", "b", "c", "d"});
+    guards[rank].compare_calls(trackers[rank].publish_results(), {"a", "b", "c", "d"});
   }
 
   Ranks ranks{"AAA"};
-  std::vector<StepTracker> notes;
+  std::vector<StepTracker> trackers;
   std::vector<StepGuard> guards;
 };
 
@@ -76,14 +76,14 @@ TEST_F(StepsTest, ButNotLongAndLooksAgainAStepLater) {
 
 TEST_F(StepsTest, RanksThatFrozeDifferentParamsAreTold) {
   for (std::size_t rank = 0; rank < 3; ++rank) {
-    notes[rank] = StepTracker(ranks.shared(rank), MissingParams(), {"a", "b", "c", "d"});
-    notes[rank].number_as_constructed();
+    trackers[rank] = StepTracker(ranks.shared(rank), MissingParams(), {"a", "b", "c", "d"});
+    trackers[rank].number_as_constructed();
   }
   const auto take_step = [this](uint32_t step, const std::vector<ParamIndices>& frozen) {
     for (std::size_t rank = 0; rank < 3; ++rank) {
-      notes[rank].begin_step(step);
-      notes[rank].note_frozen(frozen[rank]);
-      notes[rank].note_launch(0, 64, 0);
+      trackers[rank].begin_step(step);
+      trackers[rank].publish_frozen(frozen[rank]);
+      trackers[rank].publish_launch(0, 64, 0);
     }
     return end(0, kUsual);
   };
@@ -99,9 +99,9 @@ TEST_F(StepsTest, RanksThatFrozeDifferentParamsAreTold) {
 
 TEST_F(StepsTest, ARankThatNotesNoFrozenParamsIsNotCompared) {
   begin(0);
-  notes[1].begin_step(0);
-  notes[1].note_frozen({1});
-  notes[1].note_launch(0, 64, 0);
+  trackers[1].begin_step(0);
+  trackers[1].publish_frozen({1});
+  trackers[1].publish_launch(0, 64, 0);
   EXPECT_EQ(end(0, kUsual), "no error");
 }
 
@@ -125,7 +125,7 @@ TEST_F(StepsTest, AmongZerosWhatDiffersIsFoundInAWhile) {
     begin(step);
     for (std::size_t rank = 0; rank < 3 && text == "no error"; ++rank) {
       const auto& words = rank == 2 ? other : usual;
-      notes[rank].note_result(words.data(), words.size() * sizeof(words.front()));
+      trackers[rank].add_result(words.data(), words.size() * sizeof(words.front()));
       text = error_of([this, rank] { check_calls(rank); });
     }
   }
@@ -139,7 +139,7 @@ TEST_F(StepsTest, WhatDiffersInTheLastBytesIsFound) {
   for (uint32_t step = 0; step < 4 && text == "no error"; ++step) {
     begin(step);
     for (std::size_t rank = 0; rank < 3 && text == "no error"; ++rank) {
-      notes[rank].note_result(rank == 2 ? other : usual, sizeof(usual));
+      trackers[rank].add_result(rank == 2 ? other : usual, sizeof(usual));
       text = error_of([this, rank] { check_calls(rank); });
     }
   }
@@ -149,13 +149,13 @@ TEST_F(StepsTest, WhatDiffersInTheLastBytesIsFound) {
 TEST_F(StepsTest, AHookThatRaisedWaitsForNobodyAndItsRankIsMissing) {
   take_step(0);
   begin(1);
-  notes[1].note(Doing::kHook, 0);
-  notes[1].break_off();
+  trackers[1].publish(Doing::kHook, 0);
+  trackers[1].break_off();
   const auto raised = ranks[1].page().view().activity();
   EXPECT_FALSE(may_wait(raised.doing));
   EXPECT_TRUE(
       contains(ranks[1].peers().names().describe(raised), "step 1, phase communication hook of "));
-  notes[0].note(Doing::kWaiting, 0);
+  trackers[0].publish(Doing::kWaiting, 0);
   EXPECT_EQ(ranks[0].peers().missing(ranks[0].page().view().activity()), std::vector<int>{1});
 }
 
@@ -165,7 +165,7 @@ TEST_F(StepsTest, WhereARankHasSpoiledItsResultsNobodysCount) {
   begin(1);
   EXPECT_EQ(end(0, kUsual), "no error");
   EXPECT_EQ(end(1, kOther), "no error");
-  notes[2].spoil_results();
+  trackers[2].spoil_results();
   EXPECT_EQ(end(2, kUsual), "no error");
   take_step(2);
   take_step(3);
@@ -176,8 +176,8 @@ TEST_F(StepsTest, NorWhereItThenBrokeOff) {
   begin(1);
   EXPECT_EQ(end(0, kUsual), "no error");
   EXPECT_EQ(end(1, kOther), "no error");
-  notes[2].spoil_results();
-  notes[2].break_off();
+  trackers[2].spoil_results();
+  trackers[2].break_off();
   take_step(2);
 }
 
@@ -191,9 +191,9 @@ class CountingRanks {
       group.sequence = [sequence = sequences[static_cast<std::size_t>(rank)]] { return sequence; };
       monitors_.push_back(watch(group, access_to(store_)));
       monitors_.back()->page().begin_construction();
-      notes.emplace_back(monitors_.back(), MissingParams());
+      trackers.emplace_back(monitors_.back(), MissingParams());
       guards.emplace_back(monitors_.back());
-      notes.back().number_as_constructed();
+      trackers.back().number_as_constructed();
     }
     meet(monitors_);
   }
@@ -203,15 +203,15 @@ class CountingRanks {
     }
   }
   void launch(std::size_t rank, uint32_t step) {
-    notes[rank].begin_step(step);
-    notes[rank].note_launch(0, 64, 0);
+    trackers[rank].begin_step(step);
+    trackers[rank].publish_launch(0, 64, 0);
   }
 
   void check_calls(std::size_t rank) {
-    guards[rank].compare_calls(notes[rank].publish_results(), {});
+    guards[rank].compare_calls(trackers[rank].publish_results(), {});
   }
 
-  std::vector<StepTracker> notes;
+  std::vector<StepTracker> trackers;
   std::vector<StepGuard> guards;
 
  private:

@@ -111,7 +111,7 @@ TEST(MonitorTest, TheReportOfAnotherRankIsNotQuoted) {
 TEST(MonitorTest, ABrokenConnectionIsNoEndOfTheStore) {
   Ranks ranks("AB");
   ranks.store->break_connections();
-  ranks[1].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[1].page().publish({.doing = Doing::kWaiting, .step = 3});
   std::this_thread::sleep_for(std::chrono::milliseconds(2000));
   EXPECT_LT(ranks[1].state().channel->store_state(), StoreState::kLost) << "it connects anew";
   EXPECT_FALSE(ranks[1].failed());
@@ -276,7 +276,7 @@ TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
 
 TEST(MonitorTest, AHostThatWritesSlowlyLivesAndOneThatIsSilentDoesNot) {
   Ranks ranks("AB");
-  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});
   auto& far = ranks[0].state().table()->rank(1);
   ASSERT_TRUE(eventually([&] { return far.heard_ns != 0; }));
   ranks.lose(1);
@@ -295,7 +295,7 @@ TEST(MonitorTest, AHostThatWritesSlowlyLivesAndOneThatIsSilentDoesNot) {
 
 TEST(MonitorTest, AStoreThatAnswersAfterThreeSecondsIsNotLost) {
   Ranks ranks("AB");
-  ranks[1].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[1].page().publish({.doing = Doing::kWaiting, .step = 3});
   ranks.store->delay_ms = 3000;
   EXPECT_EQ(error_of([&] { ranks[1].explain_error("broken"); }), "no error");
   ranks.store->delay_ms = 0;
@@ -303,12 +303,12 @@ TEST(MonitorTest, AStoreThatAnswersAfterThreeSecondsIsNotLost) {
 
 TEST(MonitorTest, WhoHasDoneItsPartMayLeave) {
   Ranks ranks("AA");
-  ranks[1].page().note({.doing = Doing::kOutside, .step = 4});
+  ranks[1].page().publish({.doing = Doing::kOutside, .step = 4});
   ranks[1].leave();
-  ranks[0].page().note({.doing = Doing::kWaiting, .step = 3});
+  ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});
   std::this_thread::sleep_for(std::chrono::milliseconds(900));
   EXPECT_FALSE(ranks[0].failed());
-  ranks[0].page().note({.doing = Doing::kWaiting, .step = 5});
+  ranks[0].page().publish({.doing = Doing::kWaiting, .step = 5});
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
   EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kLeft);
 }
@@ -319,7 +319,7 @@ TEST(MonitorTest, ManyThreadsLookAtOnce) {
   for (std::size_t rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&ranks, rank] {
       for (uint32_t step = 0; step < 500; ++step) {
-        ranks[rank].page().note({.doing = Doing::kWaiting, .step = step});
+        ranks[rank].page().publish({.doing = Doing::kWaiting, .step = step});
         const StepCalls calls{0, step, 1, 7, 0, 0};
         ranks[rank].page().view().calls.publish(calls);
         EXPECT_EQ(compare(ranks[rank].peers(), calls, /*is_over=*/true), Comparison::kSame);

@@ -19,7 +19,7 @@ TEST(PageTest, NotesAreSeen) {
   OwnPage page(1, /*world_size=*/1);
   EXPECT_EQ(page.view().activity().doing, Doing::kOutside);
   EXPECT_EQ(page.view().activity().model, kNoModel);
-  page.note({.doing = Doing::kWaiting, .model = 2, .bucket = 3, .step = 9});
+  page.publish({.doing = Doing::kWaiting, .model = 2, .bucket = 3, .step = 9});
   const auto seen = page.view().activity();
   EXPECT_EQ(seen.doing, Doing::kWaiting);
   EXPECT_EQ(seen.model, 2);
@@ -32,11 +32,11 @@ TEST(PageTest, ActivitiesOfTwoThreadsAreNeverMixed) {
   OwnPage page(1, /*world_size=*/1);
   const Activity first{.doing = Doing::kBackward, .model = 1, .bucket = 1, .step = 1};
   const Activity second{.doing = Doing::kWaiting, .model = 2, .bucket = 2, .step = 2};
-  page.note(first);
+  page.publish(first);
   std::atomic<bool> stop{false};
   const auto publish = [&](const Activity& activity) {
     while (!stop) {
-      page.note(activity);
+      page.publish(activity);
     }
   };
   std::thread one(publish, first);
@@ -56,7 +56,7 @@ TEST(PageTest, ABackwardGoesOnAtALaunch) {
     const auto before = now_ns();
     while (now_ns() == before) {
     }
-    page.note(activity);
+    page.publish(activity);
     return page.view().activity().since_ns;
   };
   const auto start = since({.doing = Doing::kBackward, .step = 3});
@@ -126,17 +126,17 @@ TEST(PageTest, TextsAreCutBetweenCharacters) {
 
 TEST(PageTest, ATextIsNeverReadHalf) {
   OwnPage page(1, /*world_size=*/1);
-  auto& note = page.view().note;
+  auto& agreement = page.view().agreement;
   std::atomic<bool> stop{false};
   std::thread writer([&] {
     for (int i = 0; !stop; ++i) {
-      note.write(
+      agreement.write(
           std::string(static_cast<std::size_t>(1 + i % 100), static_cast<char>('a' + i % 26)));
     }
   });
   int num_read = 0;
   for (int i = 0; i < 20'000 || num_read == 0; ++i) {
-    const auto text = note.read();
+    const auto text = agreement.read();
     num_read += text.empty() ? 0 : 1;
     EXPECT_EQ(text.find_first_not_of(text.empty() ? 'a' : text.front()), std::string::npos);
   }
@@ -147,24 +147,24 @@ TEST(PageTest, ATextIsNeverReadHalf) {
 
 TEST(PageTest, TwoThreadsMayWriteAText) {
   OwnPage page(1, /*world_size=*/1);
-  auto& note = page.view().note;
+  auto& agreement = page.view().agreement;
   std::atomic<int> running{2};
   const auto write = [&](char letter) {
     for (std::size_t i = 0; i < 20'000; ++i) {
-      note.write(std::string(1 + i % 100, letter));
+      agreement.write(std::string(1 + i % 100, letter));
     }
     --running;
   };
   std::thread first(write, 'a');
   std::thread second(write, 'b');
   while (running > 0) {
-    const auto text = note.read();
+    const auto text = agreement.read();
     EXPECT_EQ(text.find_first_not_of(text.empty() ? 'a' : text.front()), std::string::npos) << text;
   }
   first.join();
   second.join();
-  EXPECT_EQ(note.num_writes(), 40'000u);
-  EXPECT_EQ(note.read().size(), 100u);
+  EXPECT_EQ(agreement.num_writes(), 40'000u);
+  EXPECT_EQ(agreement.read().size(), 100u);
 }
 
 TEST(PageTest, CallsAreNeverReadHalf) {

@@ -58,14 +58,14 @@ TEST(CauseSearchTest, ARankThatHasLeftMattersIfItIsMissing) {
   TwoRanks ranks;
   const CauseSearch causes(ranks[0]);
   ranks[1].page.leave();
-  ranks[0].page.note({.doing = Doing::kWaiting, .step = 3});
+  ranks[0].page.publish({.doing = Doing::kWaiting, .step = 3});
   EXPECT_FALSE(causes.find(Reason::kWatches, 0));
   EXPECT_FALSE(causes.find(Reason::kHasNoLease, now_ns()));
   EXPECT_FALSE(causes.find(Reason::kWaits, now_ns()));
   const auto left = causes.find(Reason::kWaits, now_ns() - kSecond);
   ASSERT_TRUE(left);
   EXPECT_EQ(left->kind, FailureKind::kLeft);
-  ranks[1].page.note({.doing = Doing::kOutside, .step = 4});  // it has done its part
+  ranks[1].page.publish({.doing = Doing::kOutside, .step = 4});  // it has done its part
   EXPECT_FALSE(causes.find(Reason::kWaits, now_ns() - kSecond));
   EXPECT_TRUE(causes.find(Reason::kCallFailed, now_ns()));
   ranks[0].page.mark_terminated();

@@ -139,7 +139,7 @@ TEST_F(PeerTableTest, TheLivingAreNotMissed) {
 }
 
 TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
-  child.page().note({.doing = Doing::kHook, .bucket = 1, .step = 3});
+  child.page().publish({.doing = Doing::kHook, .bucket = 1, .step = 3});
   peers.names().name_buckets(0, {{"a"}, {"b"}});
   child.end(SIGKILL);
   child.await_end(true);
@@ -257,7 +257,7 @@ TEST_F(PeerTableTest, WhoLeavesWithAnErrorIsNoGoodEnd) {
 
 TEST_F(PeerTableTest, WhoIsBehindIsMissing) {
   const auto missing = [&](const Activity& ours) { return !peers.missing(ours).empty(); };
-  child.page().note({.doing = Doing::kBackward, .bucket = 1, .step = 3});
+  child.page().publish({.doing = Doing::kBackward, .bucket = 1, .step = 3});
   EXPECT_TRUE(missing({.doing = Doing::kWaiting, .bucket = 1, .step = 3}));
   EXPECT_FALSE(missing({.doing = Doing::kWaiting, .bucket = 0, .step = 3})) << "it is launched";
   EXPECT_TRUE(missing({.doing = Doing::kAgreeing, .bucket = 1, .step = 3}));
@@ -269,7 +269,7 @@ TEST_F(PeerTableTest, OfAConstructionWhoHasBegunFewerCallsIsBehind) {
   const auto missing = [&](uint16_t num_calls) {
     return peers.missing({Doing::kConstruction, kNoModel, num_calls, 1}).size();
   };
-  child.page().note({Doing::kConstructing, kNoModel, 1, 1});
+  child.page().publish({Doing::kConstructing, kNoModel, 1, 1});
   EXPECT_EQ(missing(1), 0u);
   EXPECT_EQ(missing(2), 1u);
 }
@@ -278,10 +278,10 @@ TEST_F(PeerTableTest, WhoTrainsIsThroughWithTheConstruction) {
   const Activity first{Doing::kConstruction, kNoModel, 0, 1};
   const Activity second{Doing::kConstruction, kNoModel, 0, 2};
   const Activity training{.doing = Doing::kBuffers};
-  child.page().note(training);
+  child.page().publish(training);
   EXPECT_TRUE(peers.missing(first).empty());
   EXPECT_EQ(peers.missing(second), std::vector<int>{1});
-  child.page().note(first);
+  child.page().publish(first);
   EXPECT_EQ(peers.missing(training), std::vector<int>{1});
   EXPECT_TRUE(peers.missing(first).empty());
 }
@@ -290,23 +290,23 @@ TEST_F(PeerTableTest, ABucketInAHookIsNotOnItsWay) {
   const auto missing = [&](uint16_t bucket) {
     return peers.missing({.doing = Doing::kWaiting, .bucket = bucket, .step = 3});
   };
-  child.page().note({.doing = Doing::kHook, .bucket = 1, .step = 3});
+  child.page().publish({.doing = Doing::kHook, .bucket = 1, .step = 3});
   EXPECT_EQ(missing(1), std::vector<int>{1});
   EXPECT_TRUE(missing(0).empty());
-  child.page().note({.doing = Doing::kWaiting, .bucket = 0, .step = 3});  // behind all launches
+  child.page().publish({.doing = Doing::kWaiting, .bucket = 0, .step = 3});  // behind all launches
   EXPECT_TRUE(missing(1).empty());
 }
 
 TEST_F(PeerTableTest, AHookWaitsForThoseThatHaveNotCalledTheirs) {
   const Activity ours{.doing = Doing::kHook, .bucket = 1, .step = 3};
-  child.page().note({.doing = Doing::kBackward, .bucket = 1, .step = 3});
+  child.page().publish({.doing = Doing::kBackward, .bucket = 1, .step = 3});
   EXPECT_EQ(peers.missing(ours), std::vector<int>{1});
-  child.page().note(ours);
+  child.page().publish(ours);
   EXPECT_TRUE(peers.missing(ours).empty());
 }
 
 TEST_F(PeerTableTest, AStoppedRankIsMissingWhereverItStopped) {
-  child.page().note({.doing = Doing::kAgreeing, .bucket = 9, .step = 9});
+  child.page().publish({.doing = Doing::kAgreeing, .bucket = 9, .step = 9});
   child.end(SIGSTOP);
   ASSERT_TRUE(eventually([&] { return peers.peer(1)->watch()->state() == 'T'; }));
   EXPECT_EQ(peers.missing({.doing = Doing::kWaiting, .step = 3}), std::vector<int>{1});

@@ -241,7 +241,7 @@ bool is_pinned(const void* pointer) {
   return block != nullptr && block->home == nullptr;
 }
 
-void note_use(const c10::DataPtr& memory, Queue& queue, Position position) {
+void record_use(const c10::DataPtr& memory, Queue& queue, Position position) {
   auto& h = heap();
   const std::lock_guard<std::mutex> lock(h.mutex);
   if (auto* block = block_at(h, memory.get())) {

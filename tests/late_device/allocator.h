@@ -21,7 +21,7 @@ bool is_pinned(const void* pointer);
 
 // Records that the task at `position` of the queue uses the memory. Ignores memory that neither of
 // the allocators has allocated.
-void note_use(const c10::DataPtr& memory, Queue& queue, Position position);
+void record_use(const c10::DataPtr& memory, Queue& queue, Position position);
 
 // Bytes in tensors that are alive.
 int64_t num_bytes_in_use(int device);

@@ -50,7 +50,7 @@ Position launch(
   });
   for (const auto* tensors : {&read, &written}) {
     for (const auto& tensor : *tensors) {
-      note_use(tensor.storage().data_ptr(), queue, position);
+      record_use(tensor.storage().data_ptr(), queue, position);
     }
   }
   return position;
@@ -65,8 +65,8 @@ void resize_storage(const c10::Storage& storage, std::size_t num_bytes) {
       std::memcpy(to, from, num_kept);
     };
     const auto position = queue.push("resize_", kept);
-    note_use(storage.data_ptr(), queue, position);
-    note_use(memory, queue, position);
+    record_use(storage.data_ptr(), queue, position);
+    record_use(memory, queue, position);
   }
   auto* impl = storage.unsafeGetStorageImpl();
   impl->set_data_ptr_noswap(std::move(memory));

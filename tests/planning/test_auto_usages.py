@@ -379,11 +379,11 @@ def _nothing_remains() -> None:
 def _calls(model: Any) -> list[str]:
     calls: list[str] = []
 
-    def note(frame: Any, event: str, argument: Any) -> None:
+    def record(frame: Any, event: str, argument: Any) -> None:
         if event == "call":
             calls.append(frame.f_code.co_qualname)
 
-    sys.setprofile(note)
+    sys.setprofile(record)
     try:
         _train(model, 1)
     finally:

@@ -266,13 +266,13 @@ def _odd_calls_of_the_monitor() -> None:
     for timeout in (timedelta(0), timedelta(seconds=-1), -timedelta(days=10_000)):
         _error_of(lambda timeout=timeout: monitor.stack_of(peer, timeout))
     for text in ("", "\0", "x" * 100_000, "\N{GRINNING FACE}" * 3000):
-        monitor.write_note(text)
+        monitor.publish_agreement(text)
     dist.barrier()
     assert len(monitor.ranks()) == 2
     for doing in (*_C.Doing.__members__.values(), _C.Doing(77)):
-        monitor.note(doing)
+        monitor.publish(doing)
         monitor.ranks()
-    monitor.note(_C.Doing.OUTSIDE)
+    monitor.publish(_C.Doing.OUTSIDE)
     model = ReducerDDP(_model())
     _step(model)
 

@@ -21,7 +21,7 @@ def _hook(state: Any, buffers: dict[str, torch.Tensor]) -> None:
 
 
 def _derived(cls: Any, log: list[str]) -> Any:
-    """A class that notes each call of a method that forward, construction or a copy makes."""
+    """A class that records each call of a method that forward, construction or a copy makes."""
 
     def noting(name: str) -> Any:
         if name in ("_distributed_rank", "join_device", "join_process_group"):

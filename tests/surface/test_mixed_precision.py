@@ -150,11 +150,11 @@ class Drifting(Plain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.noted: list[float] = []
+        self.recorded: list[float] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch._C._current_graph_task_id() == -1:
-            self.noted.append(float(self.shift[0]))
+            self.recorded.append(float(self.shift[0]))
         with torch.no_grad():
             self.shift += dist.get_rank()
         return super().forward(x)
@@ -166,13 +166,13 @@ def _noted_buffers() -> list[float]:
         with set_checkpoint_early_stop(False):  # otherwise the forward in backward stops early
             loss = checkpoint(model, torch.ones(2, 8), use_reentrant=False).sum()
         loss.backward()
-    return model.module.noted
+    return model.module.recorded
 
 
 def test_buffers_are_sent_around_forwards_within_a_backward(ranks):
     first, *others = ranks(2).run(_noted_buffers)
     assert len(first) == 4
-    assert all(noted == first for noted in others)
+    assert all(recorded == first for recorded in others)
 
 
 def _check_what_is_cast() -> None:

@@ -43,9 +43,9 @@ class StepGuard {
   }
 
   // A backward of this rank has raised an error.
-  void note_fault(const std::string& text) const {
+  void publish_fault(const std::string& text) const {
     if (monitor_ && !failed()) {
-      monitor_->page().note_fault(Fault::kOfStep, text);
+      monitor_->page().publish_fault(Fault::kOfStep, text);
     }
   }
 

@@ -35,7 +35,7 @@ StepTracker::StepTracker(
   }
 }
 
-void StepTracker::note_thread() const {
+void StepTracker::publish_thread() const {
   static thread_local const bool is_main = syscall(SYS_gettid) == getpid();
   if (monitor_ && monitor_->page().view().trains_in_thread == is_main) {
     monitor_->page().view().trains_in_thread = !is_main;
@@ -72,9 +72,9 @@ Activity StepTracker::activity(Doing doing, std::size_t bucket) const {
       .step = calls_.step};
 }
 
-void StepTracker::note(Doing doing, std::size_t bucket) {
+void StepTracker::publish(Doing doing, std::size_t bucket) {
   if (monitor_) {
-    monitor_->page().note(activity(doing, is_about_a_bucket(doing) ? bucket : next_bucket_));
+    monitor_->page().publish(activity(doing, is_about_a_bucket(doing) ? bucket : next_bucket_));
   }
 }
 
@@ -82,7 +82,7 @@ Activity StepTracker::waiting_for_all() const {
   return activity(Doing::kWaiting, std::max<std::size_t>(next_bucket_, 1) - 1);
 }
 
-void StepTracker::note_launch(std::size_t bucket, int64_t num_bytes, int dtype) {
+void StepTracker::publish_launch(std::size_t bucket, int64_t num_bytes, int dtype) {
   if (!monitor_) {
     return;
   }
@@ -100,10 +100,10 @@ void StepTracker::note_launch(std::size_t bucket, int64_t num_bytes, int dtype) 
   ++calls_.num_launched;
   monitor_->page().view().calls.publish(calls_);
   next_bucket_ = std::max(next_bucket_, bucket + 1);
-  note(Doing::kBackward);
+  publish(Doing::kBackward);
 }
 
-void StepTracker::note_result(const void* data, std::size_t num_bytes) {
+void StepTracker::add_result(const void* data, std::size_t num_bytes) {
   if (!monitor_ || !sample_ || num_bytes < sizeof(uint64_t)) {
     return;
   }
@@ -122,7 +122,7 @@ void StepTracker::note_result(const void* data, std::size_t num_bytes) {
   }
 }
 
-void StepTracker::note_frozen(const ParamIndices& params) {
+void StepTracker::publish_frozen(const ParamIndices& params) {
   if (!monitor_) {
     return;
   }
@@ -145,9 +145,9 @@ void StepTracker::break_off() {
   }
   const auto activity = page.activity();
   if (waits_for_peers(activity.doing)) {
-    note(Doing::kOutside);
+    publish(Doing::kOutside);
   } else if (activity.doing == Doing::kHook) {
-    note(Doing::kBrokenHook, activity.bucket);
+    publish(Doing::kBrokenHook, activity.bucket);
   }
 }
 

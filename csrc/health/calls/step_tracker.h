@@ -27,10 +27,10 @@ class StepTracker {
   void number_as_constructed();
 
   // Publishes the activity of this rank from now on. `bucket`: see is_about_a_bucket().
-  void note(Doing doing, std::size_t bucket = 0);
+  void publish(Doing doing, std::size_t bucket = 0);
 
   // A forward begins in this thread. Publishes whether it is the main thread.
-  void note_thread() const;
+  void publish_thread() const;
 
   // A step begins. `step` is the same on all ranks.
   void begin_step(uint32_t step) {
@@ -41,18 +41,18 @@ class StepTracker {
 
   // This rank froze these params, ascending, in the step that has begun. Its peers must have frozen
   // the same params.
-  void note_frozen(const ParamIndices& params);
+  void publish_frozen(const ParamIndices& params);
 
   // The step was aborted. The last activity stays published, unless it was a wait. Peers that end
   // the step learn whether the results of this rank are invalid.
   void break_off();
 
   // Before a bucket is launched.
-  void note_launch(std::size_t bucket, int64_t num_bytes, int dtype);
+  void publish_launch(std::size_t bucket, int64_t num_bytes, int dtype);
 
   // After the reduction of a bucket on CPU. All ranks have the same bits if all made the same
   // calls. Samples a few words, since reading all would cost as much as another copy.
-  void note_result(const void* data, std::size_t num_bytes);
+  void add_result(const void* data, std::size_t num_bytes);
 
   // This rank's own gradients are wrong, so its results are not compared.
   void spoil_results() {

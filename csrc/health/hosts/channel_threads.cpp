@@ -136,7 +136,7 @@ std::unique_ptr<Store> ChannelThreads::connect() {
   try {
     return access_();
   } catch (const StoreEnded&) {
-    answers_.note_end();
+    answers_.mark_ended();
     throw;
   }
 }

@@ -89,7 +89,7 @@ class AnswerTimes {
   }
 
   // The store has refused a connection.
-  void note_end() {
+  void mark_ended() {
     int64_t none = 0;
     ended_ns_.compare_exchange_strong(none, now_ns());
   }

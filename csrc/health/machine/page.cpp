@@ -15,10 +15,10 @@ OwnPage::OwnPage(uint64_t token, int world_size)
           "the status page of a rank")),
       page_(map_page(fd_.get(), world_size)) {
   page_->token.store(token, std::memory_order_relaxed);
-  note({.doing = Doing::kOutside, .model = kNoModel});
+  publish({.doing = Doing::kOutside, .model = kNoModel});
 }
 
-void OwnPage::note(Activity activity) {
+void OwnPage::publish(Activity activity) {
   const auto before = page_->activity();
   const bool goes_on = activity.doing == Doing::kBackward && before.doing == activity.doing &&
                        before.model == activity.model && before.step == activity.step;
@@ -28,7 +28,7 @@ void OwnPage::note(Activity activity) {
 
 void OwnPage::begin_construction() {
   const auto number = ++num_constructions_;
-  note({.doing = Doing::kConstructing, .model = kNoModel, .step = number});
+  publish({.doing = Doing::kConstructing, .model = kNoModel, .step = number});
 }
 
 // A rank that has begun fewer calls than another rank is behind that rank.
@@ -37,26 +37,26 @@ void OwnPage::begin_call() {
   if (activity.doing == Doing::kConstructing) {
     activity.doing = Doing::kConstruction;
     ++activity.bucket;
-    note(activity);
+    publish(activity);
   }
 }
 
 void OwnPage::end_call() {
   if (page_->activity().doing == Doing::kConstruction) {
-    note(Doing::kConstructing);
+    publish(Doing::kConstructing);
   }
 }
 
-void OwnPage::note(Doing doing) {
+void OwnPage::publish(Doing doing) {
   auto activity = page_->activity();
   activity.doing = doing;
   if (doing == Doing::kBuffers) {
     ++page_->num_syncs;
   }
-  note(activity);
+  publish(activity);
 }
 
-void OwnPage::note_fault(Fault fault, const std::string& text) {
+void OwnPage::publish_fault(Fault fault, const std::string& text) {
   page_->fault_text.write(text.substr(0, text.find('\n')));
   auto faulty = page_->activity();
   faulty.since_ns = now_ns();

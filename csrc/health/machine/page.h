@@ -44,8 +44,8 @@ struct StatusPage {
   std::atomic<Presence> state;
   std::atomic<bool> blames_peer;  // a failing rank fails because of another rank
   SharedText<2048> cause;
-  SharedText<1024> detail;  // of the activity; see WrapperNames::describe_missing
-  SharedText<2048> note;    // for agreements between survivors
+  SharedText<1024> detail;     // of the activity; see WrapperNames::describe_missing
+  SharedText<2048> agreement;  // of survivors
   std::atomic<uint32_t> num_stack_requests;
   SharedText<32768> stack;    // the answer to the last request
   SharedText<8192> recorded;  // see RecordedCalls
@@ -73,7 +73,7 @@ std::shared_ptr<StatusPage> map_page(int fd, int world_size);
 
 // The status page of this rank. Owned by GroupState. Any thread may call any method.
 //
-// A page has the activity that was published last. note(Doing), begin_call() and end_call() keep
+// A page has the activity that was published last. publish(Doing), begin_call() and end_call() keep
 // the wrapper and the step of the last activity. So they are for the thread that makes the
 // collective calls of the group: in a script that makes these calls on several threads, no order of
 // calls would be the same on all ranks. Threads that publish at the same moment, such as those of
@@ -95,14 +95,14 @@ class OwnPage {
 
   // Publishes an activity that begins now. A backward that launches a bucket keeps its start time.
   // Takes some stores, and reads the clock.
-  void note(Activity activity);
+  void publish(Activity activity);
 
   // Publish the activity of the Python part: the construction of a wrapper, each collective call of
   // a construction, and waits for buffers.
   void begin_construction();
   void begin_call();  // has no effect outside a construction
   void end_call();
-  void note(Doing doing);
+  void publish(Doing doing);
 
   // Numbers for model_of(): for the wrapper that all ranks have just constructed, and for another
   // wrapper before its first collective call.
@@ -114,7 +114,7 @@ class OwnPage {
   }
 
   // A forward or backward of this rank has raised an error, which the script may catch.
-  void note_fault(Fault fault, const std::string& text);
+  void publish_fault(Fault fault, const std::string& text);
   // The next forward or backward begins. One atomic load if there was no fault.
   void go_on();
 

@@ -133,12 +133,12 @@ class After(Hook):
             if error is not call.outer_error:
                 call.close(error)
                 if isinstance(error, Exception):
-                    health.note_fault(front.reducer.monitor, error, call.module_runs)
+                    health.publish_fault(front.reducer.monitor, error, call.module_runs)
                 return
             call.leave(output)
             front._post_forward(output)
         except Exception as fault:
-            health.note_fault(front.reducer.monitor, fault, False)
+            health.publish_fault(front.reducer.monitor, fault, False)
             raise
         finally:
             del ownership.forwards.running[call.depth :]

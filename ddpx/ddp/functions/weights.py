@@ -17,7 +17,7 @@ def set_weight(replica: Replica, weight: object) -> None:
     try:
         replica.reducer.set_weight(_checked(replica, weight))
     except Exception as error:
-        health.note_fault(replica.reducer.monitor, error, is_of_module=False)
+        health.publish_fault(replica.reducer.monitor, error, is_of_module=False)
         raise
 
 
