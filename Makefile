@@ -66,8 +66,8 @@ docs: build $(VENV)/.extra-docs  ## build the API reference into build/docs; war
 wheel: build $(VENV)/.extra-packages  ## build sdist and wheel into dist, and test each in a new environment (15 min)
 	$(BIN)/python scripts/packages.py
 
-test-torch: build $(VENV)/.extra-packages  ## test with other versions of torch (VERSION="2.11.0 2.14.1"; ALL=1: more tests)
-	$(BIN)/python scripts/test_torch.py $(VERSION) $(if $(ALL),--all)
+test-torch: build $(VENV)/.extra-packages  ## test with other versions of torch (VERSION="2.11.0 2.14.1"; ALL=1: more tests; WITH=python3.12: another Python)
+	$(BIN)/python scripts/test_torch.py $(VERSION) $(if $(ALL),--all) $(if $(WITH),--python $(WITH))
 
 lock: $(VENV)/.extra-dev  ## write the package versions of .venv into requirements.lock
 	$(BIN)/python scripts/lock.py

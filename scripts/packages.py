@@ -56,11 +56,11 @@ def build(*kinds: str) -> Sequence[Path]:
 
 @contextmanager
 def installed(
-    package: Path, torch: str, *others: str, extra: str = ""
+    package: Path, torch: str, *others: str, extra: str = "", interpreter: str = sys.executable
 ) -> Iterator[tuple[Path, Path]]:
     """A new environment with torch, the package with an extra such as "[demo]", and others.
 
-    Returns its Python and an empty folder.
+    The environment is made by ``interpreter``. Returns its Python and an empty folder.
 
     Raises:
         RuntimeError: Something could not be installed. The error has pip's output.
@@ -69,7 +69,7 @@ def installed(
         environment, elsewhere = Path(folder) / "env", Path(folder) / "elsewhere"
         elsewhere.mkdir()
         package = Path(shutil.copy(package, folder))  # another command may build anew meanwhile
-        run(sys.executable, "-m", "venv", environment)
+        run(interpreter, "-m", "venv", environment)
         python = environment / "bin" / "python"
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         # torch first, so that no requirement can install another version of it.

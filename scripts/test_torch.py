@@ -1,4 +1,4 @@
-"""Tests ddpx with other versions of torch, on CPU.
+"""Tests ddpx with other versions of torch and of Python, on CPU.
 
     make test-torch VERSION="2.11.0 2.14.1"
 
@@ -10,6 +10,10 @@ failure.
     make test-torch VERSION=2.14.1 ALL=1
 
 Runs tests/unit, too, and tests with any number of ranks: the same part as `make test`.
+
+    make test-torch VERSION=2.13.0 WITH=python3.12
+
+Uses this Python, by name or path.
 """
 
 from __future__ import annotations
@@ -29,13 +33,13 @@ REQUIRED = (*PYTEST, "click", "numpy", "tabulate")
 NUM_WORKERS = 4  # ranks often wait, so four workers suit two cores
 
 
-def test(package: Path, version: str, all_tests: bool) -> str:
+def test(package: Path, version: str, all_tests: bool, interpreter: str) -> str:
     """Returns pytest's last line for a package with this version of torch.
 
     Raises:
         RuntimeError: Something could not be installed, or a test failed.
     """
-    with installed(package, version, *REQUIRED) as (python, elsewhere):
+    with installed(package, version, *REQUIRED, interpreter=interpreter) as (python, elsewhere):
         run(python, INSTALLED_ONLY, ROOT / "scripts" / "smoke.py", cwd=elsewhere)
         command = [python, INSTALLED_ONLY, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         command += ["--numprocesses", NUM_WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -50,6 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("version", nargs="+", help="version of torch, such as 2.14.1")
     parser.add_argument("--all", action="store_true", help="also tests/unit, and any ranks")
+    parser.add_argument("--python", default=sys.executable, help="of the environments")
     arguments = parser.parse_args()
     # As INSTALLED_ONLY, for processes that tests start.
     os.environ["PYTHONSAFEPATH"] = "1"
@@ -60,7 +65,7 @@ def main() -> int:
     for version in arguments.version:
         start = time.monotonic()
         try:
-            outcome = test(package, version, arguments.all)
+            outcome = test(package, version, arguments.all, arguments.python)
         except RuntimeError as error:
             outcome, failed = f"FAILED\n{error}", True
         print(f"torch {version}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)

@@ -47,6 +47,9 @@ DDP_DIFFERS: tuple[tuple[str, ...], ...] = (
     ("mode default", "freeze"),
     ("mode static", "freeze"),
     ("mode static", "uneven"),
+    ("mode static", "usage gradient penalty"),
+    ("mode unused", "usage gradient penalty"),
+    ("mode skip", "usage gradient penalty"),
     ("mode skip", "left out on one rank"),
     ("wrap again", "views"),
     ("views", "decay in gradients"),  # an error, depending on the layout of buckets

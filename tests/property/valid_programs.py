@@ -116,7 +116,8 @@ class _Actions:
         self.program = program
         self.layers = program.layers
         self.frozen: set[tuple[int, int]] = set()  # pairs of layer and rank
-        self.learned = False  # whether an averaged backward came
+        self.learned = False  # whether an averaged backward came on each rank
+        self.learned_apart = False  # whether one came on one rank only
         self.has_hook = self.has_post_sync = False
         self.has_wrapped_again = False
         self.has_average = False  # gradients may be an average
@@ -168,6 +169,7 @@ class _Actions:
         is_clear = usage in SIMPLE and self.program.output != "hidden"
         local = step.local if is_clear or not step.local else "both"
         self.learned = self.learned or not local
+        self.learned_apart = self.learned_apart and not self.learned
         # torch zeroes no view in place that has a history.
         zero = "none" if self.has_history and step.zero == "zeros" else step.zero
         if counts_averages and self.has_average and zero == "keep":
@@ -227,7 +229,8 @@ class _Actions:
         self.has_average = False
         differ = self.program.mode == "static" and len(set(self._left_out(Step()))) > 1
         of_ranks = [{i for i, r in self.frozen if r == rank} for rank in EVERY_RANK]
-        same = not differ and of_ranks[0] == of_ranks[1]
+        # The first averaged backward of a rank launches all buckets at its end.
+        same = not differ and not self.learned_apart and of_ranks[0] == of_ranks[1]
         return action if same else replace(action, place="forward")
 
     def _uneven(self, action: Uneven) -> Uneven | None:
@@ -236,7 +239,9 @@ class _Actions:
         # A static graph does not check again who uses a param.
         if self.program.mode == "static" and len(set(self._left_out(Step()))) > 1:
             return None
-        self.has_average = self.learned = True
+        self.has_average = True
+        self.learned = self.learned or all(action.counts)
+        self.learned_apart = not self.learned
         return action
 
     def _hook(self, action: Hook) -> Hook | None:

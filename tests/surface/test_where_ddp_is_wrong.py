@@ -215,3 +215,28 @@ def _check(name: str) -> None:
 @pytest.mark.parametrize("name", USAGES)
 def test_only_ours_is_right(ranks, name):
     ranks(2).run(_check, name)
+
+
+def _penalty_grads(model: nn.Module) -> list[torch.Tensor]:
+    torch.manual_seed(7)
+    x = torch.randn(3, 6, dtype=torch.float64).requires_grad_()
+    model.zero_grad()
+    loss = model(x).square().mean() + model(x).sum()
+    (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+    (loss + grad.square().sum()).backward()
+    return [param.grad.clone() for param in model.parameters() if param.grad is not None]
+
+
+def _penalty(options: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh()).double()
+    expected = _penalty_grads(copy.deepcopy(module))
+    model = OURS(module, **options)
+    for _ in range(_NUM_STEPS):
+        for found, right in zip(_penalty_grads(model), expected, strict=True):
+            assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize("mode", ["find_unused_parameters", "static_graph"])
+def test_a_gradient_penalty_has_the_bits_of_the_bare_module(ranks, mode):
+    ranks(2).run(_penalty, {mode: True})

@@ -10,7 +10,7 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _no_version(*_: object) -> NoReturn:
+def _no_version(*_: object, **__: object) -> NoReturn:
     raise RuntimeError("no such version")
 
 
