@@ -44,13 +44,16 @@ class Blocks:
 
     def begin(self, num_steps: int) -> int:
         """Begins the block, or begins it again. Returns the step after the block."""
-        plan = self._plans[self._order[self._number]]
-        if self._used != plan:
-            self._training.use(plan)
-            self._used = plan
+        self.use(self._plans[self._order[self._number]])
         begin = num_steps + self._schedule.settling
         self._steps = range(begin, begin + self._schedule.measured)
         return self._steps.stop
+
+    def use(self, plan: Buckets) -> None:
+        """Makes later steps use a plan."""
+        if self._used != plan:
+            self._training.use(plan)
+            self._used = plan
 
     def end(self) -> bool:
         """Ends the block. Returns whether there is a next one."""

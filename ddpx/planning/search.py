@@ -100,7 +100,7 @@ class PlanSearch:
         All ranks suspend their searches between the same two steps.
         """
         if self._blocks is not None and not self._suspended:
-            self._training.use(self._default)
+            self._blocks.use(self._default)
         self._suspended = True
 
     def resume(self, num_steps: int) -> None:

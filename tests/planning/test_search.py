@@ -123,6 +123,27 @@ def test_steps_in_a_join_context_do_not_count(begin: int) -> None:
     assert report.final and report.chosen != DEFAULT
 
 
+def test_a_repeated_block_has_its_plan() -> None:
+    """A suspended search uses the default plan. The repeated block uses the plan of the block."""
+    def step_time(plan: Buckets, step: int, rank: int) -> float:
+        return 0.1 + 0.01 * len(plan)
+
+    training = FakeTraining(GRADIENTS, DEFAULT_PLAN, COST, step_time=step_time)
+    search = PlanSearch(training)
+    while training.plan == DEFAULT_PLAN:
+        search.advance(training.step)
+        training.run_step()
+    plan = training.plan
+    search.suspend()
+    training.run_step()
+    search.resume(training.step)
+    assert training.plan == plan
+    while not search.advance(training.step):
+        training.run_step()
+    for measured in search.report.plans:
+        assert measured.step_s == step_time(measured.buckets, 0, 0)
+
+
 def test_the_search_ends() -> None:
     training = FakeTraining(GRADIENTS, DEFAULT_PLAN, COST)
     search = PlanSearch(training)
