@@ -174,6 +174,8 @@ class Recording:
             rank. A rank is left out if its kernel does not report this time.
         plan_report: The result of the search of bucket plans, if a search ended before the end of
             the recording; see :func:`ddpx.plan_report`.
+        has_hook: Whether a communication hook or mixed precision communicates the buckets. False in
+            files of older versions.
     """
 
     param_names: tuple[str, ...]
@@ -191,3 +193,4 @@ class Recording:
     num_threads: dict[int, int] = field(default_factory=dict)
     core_waits: dict[int, float] = field(default_factory=dict)
     plan_report: PlanReport | None = None
+    has_hook: bool = False

@@ -125,6 +125,7 @@ def test_steps_in_a_join_context_do_not_count(begin: int) -> None:
 
 def test_a_repeated_block_has_its_plan() -> None:
     """A suspended search uses the default plan. The repeated block uses the plan of the block."""
+
     def step_time(plan: Buckets, step: int, rank: int) -> float:
         return 0.1 + 0.01 * len(plan)
 

@@ -198,6 +198,18 @@ def test_slow_link():
     assert "through shared memory within hosts: transport=" in sentence
 
 
+def test_a_communication_hook_gets_no_advice_to_use_one():
+    """A wrapper takes one hook, and a hook does not use shared memory."""
+    recording = replace(simulate([USUAL] * 2, MODEL, Wire(8)), backend="gloo", has_hook=True)
+    (sentence,) = advise(recording)
+    assert sentence.endswith("Send less: several backwards in no_sync() for one that averages.")
+    model = Model([*[2.0] * 8, 24.0], [[0, 1], [2, 3], [4, 5], [6, 7, 8]])
+    (sentence,) = advise(replace(simulate([USUAL] * 2, model), has_hook=True))
+    assert sentence.endswith(
+        "never divided: run several backwards in no_sync() for one that averages."
+    )
+
+
 def test_small_buckets():
     num_params = 200
     model = Model([0.02] * num_params, [[param] for param in range(num_params)])

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from recorded_models import check_order, record_mode, small_model, train_step
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import ddpx
 from ddpx import ReducerDDP
@@ -39,6 +41,7 @@ def test_every_mode(ranks, options):
             for rank_step in step.ranks.values():
                 assert sorted(a.param for a in rank_step.arrivals) == [0, 1, 2, 3]
         assert timeline.recording.param_names == ("0.weight", "0.bias", "2.weight", "2.bias")
+        assert not timeline.recording.has_hook
         assert str(timeline.summary()).startswith("3 steps (1 to 3)") or options
         timeline.advice()
 
@@ -114,6 +117,7 @@ def _record_with_hook() -> Timeline:
 
 def test_communication_hook(ranks):
     timeline = ranks(2).run(_record_with_hook)[1]
+    assert timeline.recording.has_hook
     assert len(timeline.steps) == 3
     for step in timeline.steps:
         check_order(step)
@@ -276,3 +280,18 @@ def test_backwards_in_no_sync_are_computation(ranks):
             assert 3e9 * LOCAL_BACKWARD_S <= figures.compute <= figures.whole
     # The machine may delay some of them.
     assert all(median(kind) < 10 * LOCAL_BACKWARD_S for kind in zip(*seconds, strict=True)), seconds
+
+
+def _record_shards() -> Timeline:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    module = parallelize_module(nn.Linear(8, 8, bias=False), mesh["tp"], ColwiseParallel())
+    model = ReducerDDP(module, device_mesh=mesh["dp"])
+    with ddpx.record(model) as timeline:
+        train_step(model)
+    return timeline
+
+
+def test_the_size_of_a_shard_is_that_of_the_local_part(ranks):
+    recording = ranks(2).run(_record_shards)[0].recording
+    assert recording.param_bytes == (4 * 8 * 8 // 2,)
+    assert recording.steps[0].layout[0].num_bytes == 4 * 8 * 8 // 2

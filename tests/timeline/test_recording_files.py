@@ -107,7 +107,7 @@ def test_files_of_older_versions(ranks, tmp_path):
         contents = json.loads(path.read_text())
         for name in (
             *("param_kinds", "clock", "asked_steps"),
-            *("cores", "num_threads", "core_wait", "plan_report"),
+            *("cores", "num_threads", "core_wait", "plan_report", "has_hook"),
         ):
             del contents["ddpx"]["ranks"][0][name]
         path.write_text(json.dumps(contents))

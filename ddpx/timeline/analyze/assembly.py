@@ -61,6 +61,7 @@ def assemble(ranks: Sequence[RankData]) -> Recording:
         num_threads={data.rank: data.num_threads for data in ranks},
         core_waits={d.rank: d.core_wait for d in ranks if d.core_wait is not None},
         plan_report=next((d.plan_report for d in ranks if d.plan_report is not None), None),
+        has_hook=first.has_hook,
     )
 
 

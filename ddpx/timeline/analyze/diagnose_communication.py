@@ -18,6 +18,7 @@ _MS = 1e6
 _HALF_OVERHEAD_BYTES = 128 << 10
 _MOST_OVERHEAD_MS = 2.0  # of an all-reduce
 _MOST_OF_BUCKET = 0.75
+_LESS_OFTEN = "several backwards in no_sync() for one that averages"
 
 
 def small_buckets(evidence: Evidence) -> Iterator[str]:
@@ -60,9 +61,12 @@ def slow_link(evidence: Evidence) -> Iterator[str]:
     advice = (
         f"Buckets are moving for {found.transfer_ms:.1f} ms a step "
         f"({num_bytes / found.transfer_ms / 1e6:.3g} GB/s), and backward on rank {found.rank} can "
-        f"hide only {found.hideable_ms:.1f} ms of it: {_exposed(evidence, found)}. Send less "
-        "(bf16_compress_hook, or several backwards in no_sync() for one that averages)"
+        f"hide only {found.hideable_ms:.1f} ms of it: {_exposed(evidence, found)}. Send less"
     )
+    if recording.has_hook:
+        yield f"{advice}: {_LESS_OFTEN}."
+        return
+    advice += f" (bf16_compress_hook, or {_LESS_OFTEN})"
     num_hosts = len(set(recording.hosts.values()))
     can_share = recording.backend == "gloo" and recording.device == "cpu"
     if can_share and num_hosts == 1:
@@ -125,10 +129,12 @@ def _smaller(evidence: Evidence, index: int) -> str:
     sizes = evidence.recording.param_bytes
     largest = max(evidence.layout[index].params, key=lambda param: sizes[param])
     if sizes[largest] > _MOST_OF_BUCKET * evidence.layout[index].num_bytes:
+        less = "send less of it, with bf16_compress_hook"
+        if evidence.recording.has_hook:  # a wrapper takes one hook
+            less = f"run {_LESS_OFTEN}"
         return (
             f"The gradient of {evidence.recording.param_names[largest]} alone has "
-            f"{size_text(sizes[largest])}, and a gradient is never divided: send less of it, with "
-            "bf16_compress_hook."
+            f"{size_text(sizes[largest])}, and a gradient is never divided: {less}."
         )
     caps = caps_that_divide(evidence.recording, index)
     if caps is None:

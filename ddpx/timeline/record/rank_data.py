@@ -52,6 +52,7 @@ class RankData:
         core_wait: The share of the recording in which the thread that started the recording was
             ready to run and had no core. None if the kernel does not report this time.
         plan_report: The result of the search of bucket plans. None without a search that ended.
+        has_hook: Whether a communication hook or mixed precision communicates the buckets.
     """
 
     name: str
@@ -74,6 +75,7 @@ class RankData:
     num_threads: int = 1
     core_wait: float | None = None
     plan_report: PlanReport | None = None
+    has_hook: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the data as values that JSON supports."""

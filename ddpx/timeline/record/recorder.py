@@ -17,6 +17,7 @@ from ddpx.comm.all_gather import all_gather_json, all_gather_rows
 from ddpx.comm.process_group import rank_of_job
 from ddpx.ddp.replica.replica import Replica
 from ddpx.ddp.search.wrapper_search import report_of
+from ddpx.params.dtensors import local_part
 from ddpx.planning import PlanReport
 from ddpx.timeline.record.clocks import (
     Reading,
@@ -55,11 +56,12 @@ class Recorder:
         self._name = ""
         self._world_size = self._group.size()
         self._backend = replica.reducer.transport
+        self._has_hook = replica.reducer.has_hook
         self._replica = weakref.ref(replica)
         self._device = replica.device
         self._names = tuple(param.name for param in params)
         self._num_bytes = tuple(
-            0 if p.expect_sparse else p.tensor.numel() * p.tensor.element_size() for p in params
+            0 if p.expect_sparse else local_part(p.tensor).nbytes for p in params
         )
         self._kinds = tuple(
             f"{str(p.tensor.dtype).removeprefix('torch.')} on {p.tensor.device}"
@@ -117,6 +119,7 @@ class Recorder:
         if replica is not None:
             replica.reducer.remove_recording(self._core)
             self._backend = replica.reducer.transport  # a hook may have been registered since
+            self._has_hook = replica.reducer.has_hook
             report = report_of(replica)
             self._plan_report = report if report is not None and report.final else None
         self._core_wait.stop()
@@ -175,6 +178,7 @@ class Recorder:
             num_threads=torch.get_num_threads(),
             core_wait=self._core_wait.share,
             plan_report=self._plan_report,
+            has_hook=self._has_hook,
         )
 
     def _raw_plan(self, in_force: _C.PlanInForce) -> RawPlan:
