@@ -31,7 +31,7 @@ def build(target: str) -> tuple[nn.Module, Any]:
     function = _find(module_name, function_name)
     try:
         built = function()
-    except Exception as cause:
+    except (Exception, SystemExit) as cause:
         raise _build_failed(target, cause) from cause
     model, example = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module):
@@ -59,6 +59,8 @@ def find_wrapper(target: str) -> type[nn.Module]:
 
 
 def _find(module_name: str, name: str) -> Any:
+    if module_name.startswith("."):  # a path, or a relative name
+        raise errors.no_such_module(module_name)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -67,7 +69,7 @@ def _find(module_name: str, name: str) -> Any:
         if cause.name is not None and (module_name + ".").startswith(cause.name + "."):
             raise errors.no_such_module(module_name) from cause
         raise _build_failed(module_name, cause) from cause
-    except Exception as cause:
+    except (Exception, SystemExit) as cause:
         raise _build_failed(module_name, cause) from cause
     found = getattr(module, name, None)
     if not callable(found):

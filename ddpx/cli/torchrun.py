@@ -122,7 +122,12 @@ def launch(
         # would hang. Without restarts its store is safer: nobody can take the port before rank 0.
         changes[_OWN_STORE] = os.environ.get(_OWN_STORE, "1")
     try:
-        if torchrun.determine_local_world_size(options.nproc_per_node) > 1:
+        num_local = torchrun.determine_local_world_size(options.nproc_per_node)
+        if num_local < 1:  # torch's error has no text
+            raise errors.UserMistake(
+                f"--nproc-per-node={options.nproc_per_node} is not a positive number of ranks."
+            )
+        if num_local > 1:
             # as torchrun, which prints a banner
             changes[_THREADS] = os.environ.get(_THREADS, "1")
         with ExitStack() as stack:

@@ -19,6 +19,8 @@ def draw(plans: Sequence[Plan], path: Path, title: str) -> None:
         import matplotlib
     except ImportError as cause:
         raise errors.tool_missing("matplotlib") from cause
+    if not path.suffix:  # matplotlib would write another file
+        raise errors.UserMistake(f"{path} has no suffix of a picture. Pass one such as .png.")
     from matplotlib.figure import Figure  # unlike pyplot, needs no display
 
     colours = matplotlib.colormaps["Set3"]
