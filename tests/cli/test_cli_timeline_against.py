@@ -5,6 +5,7 @@ test_verdict.py covers the statistics.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +38,11 @@ def _write(path: Path, steps_ms: Sequence[float], idle_ms: float = 0) -> None:
         rows.append((begin, step, kind.FORWARD_BEGIN, 0))
         rows.append((begin + MS, step, kind.FORWARD_END, 0))
         rows.append((begin + 2 * MS + round(idle_ms * MS), step, kind.STEP_BEGIN, 0))
+        for event in (kind.BUCKET_READY, kind.LAUNCHED, kind.COMPLETED):
+            rows.append((end - 2 * MS, step, event, 0))
         rows.append((end - MS, step, kind.BACKWARD_END, 0))
+        for event in (kind.WAIT_BEGIN, kind.WAIT_END, kind.WRITTEN_BACK):
+            rows.append((end - MS, step, event, 0))
         rows.append((end, step, kind.STEP_END, 0))
         begin = end + 5 * MS
     data = RankData(
@@ -151,3 +156,29 @@ def test_a_model_of_a_folder(tmp_path, capsys):
     assert "200.00" in capsys.readouterr().out
     assert run_command_line(["timeline", "show", str(tmp_path), "--model", "2"]) == 2
     assert "has no recording of model 2. Recorded models: 0, 1." in capsys.readouterr().err
+
+
+def _change(path: Path, **values: object) -> None:
+    contents = json.loads(path.read_text())
+    contents["ddpx"]["ranks"][0].update(values)
+    path.write_text(json.dumps(contents))
+
+
+def test_a_recording_of_another_kind_is_told(tmp_path, capsys):
+    """Buckets of another size show another model. A file of one rank has no slower rank."""
+    one, other, two_ranks = (tmp_path / f"{name}.json" for name in ("one", "other", "two ranks"))
+    for path in (one, other, two_ranks):
+        _write(path, QUIET)
+        _change(path, world_size=2)
+    _change(other, plans=[{"first_step": 0, "buckets": [[[0], 8]]}])
+    contents = json.loads(two_ranks.read_text())
+    ranks = contents["ddpx"]["ranks"]
+    ranks.append({**ranks[0], "rank": 1})
+    two_ranks.write_text(json.dumps(contents))
+    for path, ending in (
+        (one, ""),
+        (other, " The buckets of the recordings differ."),
+        (two_ranks, " The numbers of recorded ranks differ: 2 and 1."),
+    ):
+        assert run_command_line(["timeline", "show", str(one), "--against", str(path)]) == 0
+        assert capsys.readouterr().out.endswith(f"--launches 3`.{ending}\n")

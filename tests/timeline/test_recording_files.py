@@ -122,3 +122,26 @@ def test_events_that_are_none(ranks, tmp_path):
         _edit(tmp_path / "rank0.json", events=events)
         with pytest.raises(ValueError, match="holds no usable timeline of ddpx"):
             Timeline.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"readings": []},
+        {"plans": []},
+        {"events": [[0, 0, 99, 0]]},
+        {"rank": "0"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_values_that_do_not_belong_together(ranks, tmp_path, changed):
+    ranks(2).run(train_unaware, str(tmp_path))
+    _edit(tmp_path / "rank0.json", **changed)
+    with pytest.raises(ValueError, match=r"rank0\.json holds no usable timeline of ddpx"):
+        Timeline.load(tmp_path)
+
+
+def test_a_folder_in_place_of_a_file(tmp_path):
+    (tmp_path / "rank0.json").mkdir()
+    with pytest.raises(ValueError, match=r"rank0\.json holds no usable timeline of ddpx: IsADir"):
+        Timeline.load(tmp_path)

@@ -117,7 +117,12 @@ def _verdict_text(
             )
     if new[0].world_size != base[0].world_size:
         text += f" The numbers of ranks differ: {base[0].world_size} and {new[0].world_size}."
-    if [b.num_params for b in new[0].buckets] != [b.num_params for b in base[0].buckets]:
+    elif len(new[0].ranks) != len(base[0].ranks):
+        text += (
+            f" The numbers of recorded ranks differ: {len(base[0].ranks)} and {len(new[0].ranks)}."
+        )
+    sizes = [[(b.num_params, b.num_bytes) for b in side[0].buckets] for side in (new, base)]
+    if sizes[0] != sizes[1]:
         text += " The buckets of the recordings differ."
     return text
 

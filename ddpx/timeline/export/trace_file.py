@@ -15,6 +15,7 @@ from ddpx.timeline.record.rank_data import RankData
 
 _VERSION = 1
 _TRACE = "trace.json"
+_UNUSABLE = (IsADirectoryError, PermissionError)
 _FILE_NAME = re.compile(r"(?:model(\d+)-)?rank\d+\.json")
 
 
@@ -143,7 +144,7 @@ def _read_file(path: Path) -> list[RankData]:
         stored = contents["ddpx"]
         version = stored["version"]
         ranks = [RankData.from_json(v) for v in stored["ranks"]] if version == _VERSION else []
-    except (ValueError, KeyError, TypeError, RuntimeError) as cause:
+    except (*_UNUSABLE, ValueError, KeyError, TypeError, RuntimeError) as cause:
         raise _not_a_timeline(path, f"{type(cause).__name__}: {cause}") from cause
     if version != _VERSION:
         raise _not_a_timeline(

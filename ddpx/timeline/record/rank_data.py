@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ddpx import _C
 from ddpx.planning import PlanReport
 from ddpx.timeline.record.clocks import Reading
 
@@ -105,4 +106,16 @@ class RankData:
         )
         if values.get("plan_report") is not None:
             values["plan_report"] = PlanReport.from_json(values["plan_report"])
+        _check(values)
         return cls(**values)
+
+
+def _check(values: dict[str, Any]) -> None:
+    """Raises ValueError if steps cannot be made of the values."""
+    if not isinstance(values["rank"], int) or not values["readings"] or not values["plans"]:
+        raise ValueError("a rank lacks its number, the readings of its clock, or its bucket plan")
+    unknown = set(values["events"][:, 2].tolist()) - set(
+        map(int, _C.EventKind.__members__.values())
+    )
+    if unknown:
+        raise ValueError(f"this ddpx does not know events of kind {min(unknown)}")
