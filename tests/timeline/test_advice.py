@@ -11,7 +11,7 @@ from synthetic import make_recording
 
 from ddpx.timeline.analyze.diagnoses import advise, diagnose
 from ddpx.timeline.analyze.noise import surely_above
-from ddpx.timeline.model import Clock, Recording
+from ddpx.timeline.model import Clock, Interval, RankStep, Recording
 
 # Eight parameters of 2 MiB in four buckets, and then a small one. Backward takes 60 ms.
 MODEL = Model([*[2.0] * 8, 0.1], [[0, 1], [2, 3], [4, 5], [6, 7], [8]])
@@ -64,8 +64,50 @@ def test_slow_compute():
 
 def test_slow_between_forward_and_backward():
     (sentence,) = advise(simulate([USUAL, replace(USUAL, between=20)], MODEL))
-    assert "20.0 ms of it in the time between forward and backward" in sentence
-    assert sentence.endswith("Look for what it alone does there, such as logging or saving.")
+    assert "20.0 ms of it in the time between forwards and backwards" in sentence
+    assert sentence.endswith(
+        "Look for what it alone does there, such as loading data, logging or saving."
+    )
+
+
+def _accumulate(recording: Recording, late_ms: float, local_ms: float) -> Recording:
+    """Puts a forward and a backward in no_sync() before each step. Rank 1 is late by the times.
+
+    ``late_ms`` is the time after the local backward, and ``local_ms`` is in the local backward.
+    """
+
+    def with_local(step: RankStep, late_ms: float, local_ms: float) -> RankStep:
+        def at(ms: float) -> int:
+            return step.forwards[0].begin - round((ms + late_ms) * 1e6)
+
+        forward = Interval(at(20 + local_ms), at(10 + local_ms))
+        local = Interval(forward.end, at(0))
+        return replace(step, forwards=(forward, *step.forwards), local_backwards=(local,))
+
+    steps = [
+        replace(
+            step,
+            ranks={
+                0: with_local(step.ranks[0], 0, 0),
+                1: with_local(step.ranks[1], late_ms, local_ms),
+            },
+        )
+        for step in recording.steps
+    ]
+    return replace(recording, steps=tuple(steps))
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "local_ms", "where"),
+    [(0.0, 20.0, "backward"), (20.0, 0.0, "the time between forwards and backwards")],
+)
+def test_slow_micro_steps(late_ms, local_ms, where):
+    both_begin = simulate([USUAL, replace(USUAL, begin=late_ms + local_ms)], MODEL)
+    (sentence,) = advise(_accumulate(both_begin, late_ms, local_ms))
+    assert sentence.startswith(
+        "Rank 1 (host here) computes 20.0 ms a step longer than the others, 20.0 ms of it in "
+        f"{where}: rank 0 waits 20.0 ms"
+    )
 
 
 def test_two_slow_ranks_of_six():

@@ -13,7 +13,7 @@ _ONE_GRADIENT = 0.7  # of the additional computation
 _COMPARE = "Compare its inputs (batch size, sequence length) and its machine with theirs."
 _REMEDIES = {
     FORWARD: _COMPARE,
-    BETWEEN: "Look for what it alone does there, such as logging or saving.",
+    BETWEEN: "Look for what it alone does there, such as loading data, logging or saving.",
     BACKWARD: _COMPARE,
 }
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddpx.timeline.analyze.extent import rank_extent
-from ddpx.timeline.model import RankStep, Step
+from ddpx.timeline.analyze.figures import total_ns
+from ddpx.timeline.model import Interval, RankStep, Step
 
 # The stages of a step.
-FORWARD, BETWEEN, BACKWARD = "forward", "the time between forward and backward", "backward"
+FORWARD, BETWEEN, BACKWARD = "forward", "the time between forwards and backwards", "backward"
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Lateness:
         waited: The longest time from the end of backward on another rank until this rank has
             launched all buckets.
         start: How much later the rank begins its step.
-        stages: How much longer the rank needs for forward, from there to backward, and for
-            backward, by name.
+        stages: How much longer the rank needs for forwards, between forwards and backwards, and for
+            backwards, by name. Local micro-steps count.
         gradient: The parameter whose gradient takes the longest additional time, counted from the
             gradient before it. None if the ranks have no gradient in common.
         gradient_ns: That additional time.
@@ -105,14 +106,18 @@ def _gaps(rank_step: RankStep) -> dict[int, int]:
 
 
 def _stages(rank_step: RankStep) -> dict[str, int]:
-    """The stages of a step, which follow each other without a gap."""
+    """The times of the stages of a step, whose sum is the time until the end of backward."""
     backward = rank_step.backward
-    forward_end = max((f.end for f in rank_step.forwards), default=backward.begin)
-    forward_end = min(forward_end, backward.begin)
+    forward_ns = total_ns(
+        Interval(span.begin, max(min(span.end, backward.begin), span.begin))
+        for span in rank_step.forwards
+    )
+    backward_ns = backward.ns + total_ns(rank_step.local_backwards)
+    whole_ns = backward.end - rank_extent(rank_step).begin
     return {
-        FORWARD: forward_end - rank_extent(rank_step).begin,
-        BETWEEN: backward.begin - forward_end,
-        BACKWARD: backward.ns,
+        FORWARD: forward_ns,
+        BETWEEN: whole_ns - forward_ns - backward_ns,
+        BACKWARD: backward_ns,
     }
 
 
