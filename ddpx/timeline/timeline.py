@@ -46,7 +46,7 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
 
     Raises:
         TypeError: ``model`` contains no wrapper or replicated module, or contains several.
-        ValueError: ``max_steps`` is not positive.
+        ValueError: ``max_steps`` is not a positive integer.
 
     Example:
         >>> with ddpx.record(model) as timeline:
@@ -55,9 +55,9 @@ def record(model: nn.Module, max_steps: int | None = None) -> Timeline:
         >>> len(timeline.steps)
         3
     """
-    if max_steps is not None and max_steps < 1:
+    if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
         raise ValueError(
-            f"max_steps={max_steps!r} is not valid. Pass a positive number, or None for no limit."
+            f"max_steps={max_steps!r} is not valid. Pass a positive integer, or None for no limit."
         )
     return Timeline(Recorder(replica_of(model), max_steps))
 

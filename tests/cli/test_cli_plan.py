@@ -33,6 +33,25 @@ def test_a_short_script_ends_without_a_plan(tmp_path):
     assert not (tmp_path / "plan.json").exists()
 
 
+_WITH_HOOK = """
+import torch, torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+model.register_comm_hook(None, fp16_compress_hook)
+"""
+
+
+def test_a_communication_hook_leaves_nothing_to_plan(tmp_path):
+    (tmp_path / "with hook.py").write_text(_WITH_HOOK)
+    done = run("plan", "--out", "a plan.json", "with hook.py", cwd=tmp_path)
+    assert_code(done, 2)
+    assert "of a model with several gradients and no communication hook" in done.stderr
+    assert not (tmp_path / "a plan.json").exists()
+
+
 @pytest.mark.full_only
 @pytest.mark.timeout(200)
 def test_the_plan_of_the_group_of_rank_0(tmp_path):

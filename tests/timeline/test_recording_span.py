@@ -117,6 +117,7 @@ def _misuse() -> list[str]:
     expect(TypeError, lambda: ddpx.record("model"))  # type: ignore[arg-type]
     expect(TypeError, lambda: ddpx.record(nn.ModuleList([model, small_model()])))
     expect(ValueError, lambda: ddpx.record(model, max_steps=0))
+    expect(ValueError, lambda: ddpx.record(model, max_steps=2.5))  # type: ignore[arg-type]
     timeline = ddpx.record(model)
     expect(RuntimeError, timeline.stop)
     expect(RuntimeError, timeline.summary)
@@ -135,6 +136,7 @@ def test_misuse(ranks):
         "but str contains none",
         "but ModuleList contains 2",
         "max_steps=0",
+        "max_steps=2.5 is not valid. Pass a positive integer",
         "is not recording",
         "timeline is empty",
         "was started before",

@@ -85,8 +85,8 @@ def command(
                 return code
             raise errors.UserMistake(
                 f"{target} ended before the plan was known. The search needs up to {MOST_STEPS} "
-                "synchronized steps of a model with several gradients. Let the script make more "
-                "steps."
+                "synchronized steps of a model with several gradients and no communication hook. "
+                "Let the script make so many steps."
             )
         report = PlanReport.from_json(json.loads(Path(folder, REPORT).read_text()))
         out.parent.mkdir(parents=True, exist_ok=True)
