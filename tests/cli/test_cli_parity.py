@@ -96,3 +96,23 @@ def test_what_is_no_wrapper_is_not_compared():
     done = run("parity", "--class", "wrappers:_sum", "train.py")
     assert_code(done, 2)
     assert "--class wrappers:_sum does not name a wrapper class" in done.stderr
+
+
+_NO_BACKWARD = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+torch.autograd.grad(model(torch.ones(2, 4)).sum(), model.parameters())
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_without_a_backward_is_no_verdict(tmp_path):
+    (tmp_path / "no backward.py").write_text(_NO_BACKWARD)
+    done = run("parity", "no backward.py", cwd=tmp_path)
+    assert_code(done, 2)
+    assert "no backward.py averaged no gradients" in done.stderr
+    assert "Identical" not in done.stdout

@@ -207,6 +207,12 @@ def _compare(subject: Subject) -> int:
     """Runs both trainings, prints the comparison, and returns the exit code."""
     ddp, ours = (subject.run(replaces) for replaces in (False, True))
     verdict = compare(ddp.events, ours.events)
+    if verdict.identical and not verdict.num_values.get("gradient"):
+        raise errors.UserMistake(
+            f"{subject.name} averaged no gradients, so there is nothing to compare. Call "
+            "loss.backward() on an output of the wrapper. ddpx parity does not see gradients of "
+            "torch.autograd.grad()."
+        )
     sentence = _sentence(subject, ddp, verdict)
     click.echo(parity_text.steps_table(ddp.records, verdict, ours.records[0], subject.title))
     click.echo(f"\n{parity_text.costs_table(ddp.records, ours.records, subject.title)}")
