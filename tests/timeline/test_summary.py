@@ -197,6 +197,17 @@ def test_steps_before_a_rebuild():
     )
 
 
+def test_steps_with_other_buckets_between():
+    """A search of bucket plans uses several plans in turns."""
+    recording = _with_other_steps([2, 3])
+    last = recording.steps[-1]
+    between = replace(recording.steps[0], number=last.number + 1)
+    steps = (*recording.steps, between, replace(last, number=last.number + 2))
+    assert _lines(summarize(replace(recording, steps=steps)))[1] == (
+        f"3 steps from 2 to {between.number} left out: they had other buckets than the last step."
+    )
+
+
 def test_fewer_steps_than_asked_for():
     assert _lines(summarize(_with_other_steps([0], asked_steps=20)))[1] == (
         "Only 6 of the 20 steps that were asked for were completed while the recording ran."

@@ -187,7 +187,12 @@ def _about_steps(summary: Summary) -> Iterator[str]:
             f"Only {number} of the {count(summary.asked_steps, 'step')} that were asked for "
             f"{'was' if number == 1 else 'were'} completed while the recording ran."
         )
-    if len(summary.left_out) == 1:
+    if summary.left_out and summary.left_out[-1] > summary.steps[0]:
+        yield (
+            f"{count(len(summary.left_out), 'step')} from {summary.left_out[0]} to "
+            f"{summary.left_out[-1]} left out: they had other buckets than the last step."
+        )
+    elif len(summary.left_out) == 1:
         yield f"Step {summary.left_out[0]} left out: its buckets were not rebuilt yet."
     elif summary.left_out:
         first, last = summary.left_out[0], summary.left_out[-1]
