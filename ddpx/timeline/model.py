@@ -34,8 +34,8 @@ class BucketLayout:
 
     Attributes:
         params: Indices into ``Recording.param_names``, in the order of the flat buffer.
-        num_bytes: The size of the flat buffer. 0 for a sparse gradient, whose size changes from
-            step to step.
+        num_bytes: The bytes that an all-reduce of the bucket sends without a communication hook. 0
+            for a sparse gradient, whose size changes from step to step.
     """
 
     params: tuple[int, ...]
@@ -164,7 +164,8 @@ class Recording:
         world_size: The number of ranks in the process group. Some may not be recorded.
         lost_events: The number of older events for which a rank's ring buffer had no room, by
             rank.
-        param_bytes: The size of each parameter's gradient. 0 for a sparse gradient.
+        param_bytes: The size of each parameter's gradient in the dtype of the parameter, to which
+            bucket caps apply. 0 for a sparse gradient.
         param_kinds: The dtype, the device and the delay of each parameter's gradient. A bucket
             contains one kind. Empty in files of older versions.
         asked_steps: The number of steps that were to be recorded. None: no limit was given.

@@ -13,6 +13,7 @@ from recorded_models import check_order, record_mode, small_model, train_step
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import ddpx
 from ddpx import ReducerDDP
@@ -295,3 +296,18 @@ def test_the_size_of_a_shard_is_that_of_the_local_part(ranks):
     recording = ranks(2).run(_record_shards)[0].recording
     assert recording.param_bytes == (4 * 8 * 8 // 2,)
     assert recording.steps[0].layout[0].num_bytes == 4 * 8 * 8 // 2
+
+
+@pytest.mark.parametrize(
+    ("options", "bytes_each"),
+    [
+        ({"reduce_dtype": torch.float64}, 8),
+        ({"mixed_precision": _MixedPrecision(torch.bfloat16, torch.bfloat16)}, 2),
+    ],
+    ids=["reduce_dtype", "mixed precision"],
+)
+def test_the_size_of_a_bucket_is_what_is_sent(ranks, options, bytes_each):
+    """Bucket caps apply to the sizes of parameters. Bandwidths are those of sent bytes."""
+    recording = ranks(2).run(record_mode, options)[0].recording
+    assert recording.param_bytes == tuple(4 * size for size in (64, 8, 64, 8))
+    assert recording.steps[-1].layout[0].num_bytes == 144 * bytes_each

@@ -183,7 +183,7 @@ class _Training:
         self._device = replica.device
         self._exchange = Exchange(replica.group, replica.device)
         self._recording: _C.Recording | None = None
-        self._gradients = _gradients(replica)
+        self._gradients = gradients_of(replica)
 
     @property
     def gradients(self) -> tuple[ReadyGradient, ...]:
@@ -231,7 +231,8 @@ class _Training:
         return self._recording.events()
 
 
-def _gradients(replica: Searched) -> tuple[ReadyGradient, ...]:
+def gradients_of(replica: Searched) -> tuple[ReadyGradient, ...]:
+    """The gradients of a replica, with the sizes that an all-reduce sends."""
     options = replica.options
     config = options.mixed_precision
     summed = options.reduce_dtype or options.grad_dtype or getattr(config, "reduce_dtype", None)

@@ -30,7 +30,8 @@ def caps_that_divide(recording: Recording, bucket_index: int) -> list[float] | N
     buckets = by_kind[kind]
     before = [bucket.params for index, bucket in buckets.items() if index < bucket_index]
     after = [bucket.params for index, bucket in buckets.items() if index > bucket_index]
-    quarter = _rounded(buckets[bucket_index].num_bytes / _MIB / 4)
+    num_bytes = sum(recording.param_bytes[param] for param in buckets[bucket_index].params)
+    quarter = _rounded(num_bytes / _MIB / 4)
     parts = list(_deal(recording, [buckets[bucket_index]], [quarter]))
     wanted = [*before, *parts, *after]
     if after:

@@ -127,8 +127,9 @@ def _bucket(evidence: Evidence, index: int) -> str:
 def _smaller(evidence: Evidence, index: int) -> str:
     """What to do about a bucket that is too large."""
     sizes = evidence.recording.param_bytes
-    largest = max(evidence.layout[index].params, key=lambda param: sizes[param])
-    if sizes[largest] > _MOST_OF_BUCKET * evidence.layout[index].num_bytes:
+    params = evidence.layout[index].params
+    largest = max(params, key=lambda param: sizes[param])
+    if sizes[largest] > _MOST_OF_BUCKET * sum(sizes[param] for param in params):
         less = "send less of it, with bf16_compress_hook"
         if evidence.recording.has_hook:  # a wrapper takes one hook
             less = f"run {_LESS_OFTEN}"

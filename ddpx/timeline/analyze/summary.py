@@ -53,7 +53,8 @@ class BucketSummary:
         index: The index of the bucket, in launch order.
         rank: The rank of the times: the rank that waits longest at the end of backward.
         num_params: The number of parameters in the bucket.
-        num_bytes: The size of the bucket. 0 for a sparse gradient.
+        num_bytes: The bytes that an all-reduce of the bucket sends without a communication hook. 0
+            for a sparse gradient.
         ready_ms: The time at which the last gradient is packed.
         launched_ms: The time at which the all-reduce starts.
         completed_ms: The time at which the all-reduce ends.

@@ -18,7 +18,8 @@ class RawPlan:
 
     Attributes:
         first_step: The first step with this plan.
-        buckets: For each bucket, the indices of its parameters and its size in bytes.
+        buckets: For each bucket, the indices of its parameters and the number of bytes that an
+            all-reduce without a communication hook sends. 0 for a sparse gradient.
     """
 
     first_step: int

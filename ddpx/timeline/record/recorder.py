@@ -16,7 +16,7 @@ from ddpx import _C, health
 from ddpx.comm.all_gather import all_gather_json, all_gather_rows
 from ddpx.comm.process_group import rank_of_job
 from ddpx.ddp.replica.replica import Replica
-from ddpx.ddp.search.wrapper_search import report_of
+from ddpx.ddp.search.wrapper_search import gradients_of, report_of
 from ddpx.params.dtensors import local_part
 from ddpx.planning import PlanReport
 from ddpx.timeline.record.clocks import (
@@ -62,6 +62,9 @@ class Recorder:
         self._names = tuple(param.name for param in params)
         self._num_bytes = tuple(
             0 if p.expect_sparse else local_part(p.tensor).nbytes for p in params
+        )
+        self._sent_bytes = tuple(
+            0 if gradient.alone else gradient.num_bytes for gradient in gradients_of(replica)
         )
         self._kinds = tuple(
             f"{str(p.tensor.dtype).removeprefix('torch.')} on {p.tensor.device}"
@@ -185,7 +188,7 @@ class Recorder:
         buckets = [tuple(bucket) for bucket in in_force.plan.buckets]
         return RawPlan(
             in_force.first_step,
-            tuple((params, sum(self._num_bytes[i] for i in params)) for params in buckets),
+            tuple((params, sum(self._sent_bytes[i] for i in params)) for params in buckets),
         )
 
 
