@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ddpx import _C
 from ddpx.comm.transforms import unwrapped
@@ -29,10 +30,29 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
     if tensor.is_meta:
         return []
+    if hides_memory(tensor):
+        raise TypeError(f"{type(tensor).__name__} is a class that hides its memory")
     held = list(_held_by(tensor))
     if held and held[0] is tensor:
         return _of_strided(tensor)
     return [part for each in held for part in parts_of(each)]
+
+
+def in_shown_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns ``tensor``, or a copy of its values if its class hides its memory."""
+    local = unwrapped(local_part(tensor))
+    if not hides_memory(local):
+        return tensor
+    return torch.empty(local.shape, dtype=local.dtype, device=local.device).copy_(local)
+
+
+def hides_memory(tensor: torch.Tensor) -> bool:
+    """Whether the operations of the class are written in Python, and do not tell what it holds.
+
+    Such a tensor may have no memory at its own address.
+    """
+    written_in_python = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return written_in_python and not is_traceable_wrapper_subclass(tensor)
 
 
 def _held_by(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -52,6 +72,9 @@ def _held_by(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield _bytes_of_memory(tensor)
         if tensor.qscheme() not in PER_TENSOR:
             yield from (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
+    elif is_traceable_wrapper_subclass(tensor):
+        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        yield from (each for each in inner if isinstance(each, torch.Tensor))
     elif layout is torch.strided:
         yield tensor
     else:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ddpx import _C, health
 from ddpx.comm import transforms
-from ddpx.comm.parts import parts_of
+from ddpx.comm.parts import in_shown_memory, parts_of
 from ddpx.comm.process_group import is_alone
 
 # Tensors are flattened together up to this size for a broadcast.
@@ -30,13 +30,15 @@ def broadcast(
     if not tensors or is_alone(group):
         return
     with torch.no_grad(), transforms.outside():
-        if not _C.hold_plain_values(tensors):
-            tensors = [part for tensor in tensors for part in parts_of(tensor)]
-        if not all(_C.needs_abort_polling(group, tensor.device) for tensor in tensors):
-            _broadcast_coalesced(tensors, group, source, most_bytes)
+        if _C.hold_plain_values(tensors):
+            _broadcast_dense(tensors, group, source, most_bytes)
             return
-        for together in _flattened_together(tensors, most_bytes):
-            _broadcast_flat(together, group, source)
+        shown = [in_shown_memory(tensor) for tensor in tensors]
+        parts = [part for each in shown for part in parts_of(each)]
+        _broadcast_dense(parts, group, source, most_bytes)
+        for tensor, values in zip(tensors, shown, strict=True):
+            if values is not tensor and group.rank() != source:
+                tensor.copy_(values)
 
 
 def highest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
@@ -45,6 +47,16 @@ def highest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
     work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
     health.wait_for(work, group, device)
     return int(values.item())
+
+
+def _broadcast_dense(
+    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int, most_bytes: int
+) -> None:
+    if not all(_C.needs_abort_polling(group, tensor.device) for tensor in tensors):
+        _broadcast_coalesced(tensors, group, source, most_bytes)
+        return
+    for together in _flattened_together(tensors, most_bytes):
+        _broadcast_flat(together, group, source)
 
 
 def _broadcast_coalesced(

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_map
 
 from ddpx import ReducerDDP
 
@@ -20,6 +22,25 @@ EYE = torch.eye(4)
 
 class _Subclass(torch.Tensor):
     pass
+
+
+class _Opaque(torch.Tensor):
+    """Has no memory at its own address, and does not tell torch where its values are."""
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].held)
+        plain = tree_map(lambda each: each.held if isinstance(each, cls) else each, args)
+        result = func(*plain, **(kwargs or {}))
+        return args[0] if func is torch.ops.aten.copy_.default else result
 
 
 def _values() -> torch.Tensor:
@@ -72,7 +93,13 @@ STRIDED: dict[str, Callable[[], torch.Tensor]] = {
     "inference": _inference,
     "meta": lambda: torch.ones(4, device="meta"),
 }
-TENSORS = {**LAYOUTS, **DTYPES, **STRIDED}
+# Subclasses with __torch_dispatch__, as of quantized weights.
+WRAPPERS: dict[str, Callable[[], torch.Tensor]] = {
+    "wrapper": lambda: TwoTensor(_values(), 2 * _values()),
+    "wrapper of float8": lambda: TwoTensor(DTYPES["float8"](), DTYPES["float8"]()),
+    "opaque wrapper": lambda: _Opaque(_values()),
+}
+TENSORS = {**LAYOUTS, **DTYPES, **STRIDED, **WRAPPERS}
 
 
 class _Net(nn.Module):
@@ -94,6 +121,10 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The values, as a tensor that gloo can send."""
     if tensor.is_meta:
         return torch.zeros(1)
+    if isinstance(tensor, TwoTensor):
+        tensor = torch.cat([tensor.a, tensor.b])
+    if isinstance(tensor, _Opaque):
+        tensor = tensor.held
     if tensor.is_nested:
         tensor = tensor.values()
     if tensor.is_quantized:
@@ -148,6 +179,55 @@ def _check_trained(name: str) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_trained_parameters_that_are_not_dense_are_named(ranks, name):
     ranks(2).run(_check_trained, name, timeout=30)
+
+
+class _Scaled(nn.Module):
+    def __init__(self, scale: torch.Tensor) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+def _check_trained_wrapper(name: str, mode: dict[str, Any]) -> None:
+    model = ReducerDDP(_Scaled(TENSORS[name]()), **mode)
+    _assert_as_on_rank_0(model.module.scale)
+    for number in range(3):
+        model.zero_grad()
+        x = torch.full((4, 4), float(dist.get_rank() + number))
+        model(x).sum().backward()
+        grad = model.module.scale.grad
+        mean = torch.full((4, 4), number + 0.5)
+        parts = (grad.a, grad.b) if isinstance(grad, TwoTensor) else (grad,)
+        assert all(torch.equal(part, mean) for part in parts)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {},
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"transport": "group"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["wrapper", "opaque wrapper"])
+def test_trained_wrappers_of_tensors(ranks, name, mode):
+    ranks(2).run(_check_trained_wrapper, name, mode, timeout=30)
+
+
+def _check_wrapper_on_one_rank(name: str) -> None:
+    state = TENSORS[name]() if dist.get_rank() else _values()
+    text = _error_of(lambda: ReducerDDP(_Net(state, "buffer")))
+    assert f"class {type(TENSORS[name]()).__name__}" in text
+
+
+@pytest.mark.parametrize("name", ["wrapper", "opaque wrapper"])
+def test_a_wrapper_on_one_rank_only_is_reported(ranks, name):
+    ranks(2).run(_check_wrapper_on_one_rank, name, timeout=30)
 
 
 def _check_opaque() -> None:

@@ -19,10 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ddpx import errors, health, params, version
 from ddpx.comm import state_sync, transforms, transport
-from ddpx.comm.parts import PER_TENSOR, parts_of
+from ddpx.comm.parts import PER_TENSOR, hides_memory, in_shown_memory, parts_of
 from ddpx.comm.process_group import device_of_calls, is_alone, resolve_group, world_size
 from ddpx.ddp.arguments.options import Options
 from ddpx.params.dtensors import is_dtensor, local_part
@@ -152,7 +153,7 @@ def _state(module: nn.Module, ignored: frozenset[str], with_buffers: bool) -> li
     named = dict(params.named_state(module, ignored, with_buffers))
     for name, tensor in named.items():
         try:
-            parts_of(tensor.detach())
+            parts_of(in_shown_memory(tensor.detach()))
         except Exception as error:
             raise RuntimeError(
                 f"construction cannot broadcast '{name}', a {type(tensor).__name__}: {error}. Give "
@@ -201,10 +202,12 @@ def _layout(tensor: torch.Tensor) -> str:
         local = local_part(tensor)
         placements = tuple(tensor.placements)  # type: ignore[attr-defined]
         return f"DTensor of shape {tuple(tensor.shape)}, {placements}, locally {_layout(local)}"
-    if tensor.layout is torch.strided:
+    has_own_class = is_traceable_wrapper_subclass(tensor) or hides_memory(tensor)
+    if tensor.layout is torch.strided and not has_own_class:
         memory = f"strides {tensor.stride()}"
     else:
-        memory = f"layout {str(tensor.layout).removeprefix('torch.')}"
+        layout = f"layout {str(tensor.layout).removeprefix('torch.')}"
+        memory = f"class {type(tensor).__name__}" if has_own_class else layout
         with suppress(TypeError):  # the layout hides its memory
             sizes = [tuple(part.shape) for part in parts_of(tensor)]
             memory += f" of tensors of shapes {', '.join(map(str, sizes))}"
