@@ -13,7 +13,9 @@ from mistakes import Outcome
 from torch import nn
 
 import ddpx
-from ddpx import ReducerDDP
+from ddpx import ReducerDDP, health
+from ddpx.comm.all_gather import all_gather_json
+from ddpx.timeline.record import clocks
 
 pytestmark = pytest.mark.timeout(90)
 DEADLINE_S = 2.0  # nominally 0.2 s; neighbours of the tests may hold a rank up
@@ -95,6 +97,34 @@ def test_survivors_name_the_lost_rank(name: str, fault: str, backend: str) -> No
         assert ("no such sample" in ending.value.text) == (fault == "exception"), ending
         assert ending.exit_code == 0, ending
         assert ending.value.at_s - endings[LAST].marks["fault"] < DEADLINE_S, ending
+
+
+def _compare_clocks() -> Outcome:
+    """Each rank has a clock of its own, as on three hosts. Rank 1 dies before its round trips."""
+    model = ReducerDDP(nn.Linear(4, 4))
+    _step(model)
+    let_meet(model)
+    group, device, identity = model.process_group, torch.device("cpu"), f"clock {dist.get_rank()}"
+    if dist.get_rank() == 1:
+        all_gather_json(identity, group, device)
+        mark("fault")
+        crash("kill")
+    try:
+        with health.between_steps(group):  # as a recording does
+            clocks.read_clocks(group, device, identity)
+    except Exception as error:
+        outcome = Outcome(type(error).__name__, text_of(error), time.monotonic())
+        time.sleep(3)  # rank 2 waits for rank 0, which lives
+        return outcome
+    return Outcome("", "", time.monotonic())
+
+
+def test_a_comparison_of_clocks_names_the_lost_rank() -> None:
+    endings = run_ranks(3, _compare_clocks)
+    for ending in (endings[0], endings[2]):
+        assert ending.value.kind == "RankFailure", ending
+        assert "rank 1 (host" in ending.value.text, ending
+        assert ending.value.at_s - endings[1].marks["fault"] < DEADLINE_S, ending
 
 
 def _shrink_afterwards() -> tuple[str, int]:

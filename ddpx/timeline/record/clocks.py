@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ddpx import _C
+from ddpx import _C, health
 from ddpx.comm.all_gather import all_gather_json
 
 _ROUND_TRIPS = 50
@@ -97,8 +97,8 @@ def _ask(group: dist.ProcessGroup, device: torch.device) -> Reading:
     message = torch.zeros(1, dtype=torch.int64, device=device)
     for _ in range(_ROUND_TRIPS):
         begin = _C.steady_now()
-        dist.send(message, group=group, group_dst=0)
-        dist.recv(message, group=group, group_src=0)
+        _send(message, 0, group)
+        _receive(message, 0, group)
         theirs = int(message.item())  # the host waits for the device here
         end = _C.steady_now()
         if (end - begin) / 2 < best.error_ns:
@@ -109,10 +109,21 @@ def _ask(group: dist.ProcessGroup, device: torch.device) -> Reading:
 def _answer(other: int, group: dist.ProcessGroup, device: torch.device) -> None:
     message = torch.zeros(1, dtype=torch.int64, device=device)
     for _ in range(_ROUND_TRIPS):
-        dist.recv(message, group=group, group_src=other)
+        _receive(message, other, group)
         message.cpu()  # the host waits for the device here
         message.fill_(_C.steady_now())
-        dist.send(message, group=group, group_dst=other)
+        _send(message, other, group)
+
+
+# torch's own send and recv would wait for a lost rank without an end.
+
+
+def _send(message: torch.Tensor, other: int, group: dist.ProcessGroup) -> None:
+    health.wait_for(dist.isend(message, group=group, group_dst=other), group, message.device)
+
+
+def _receive(message: torch.Tensor, other: int, group: dist.ProcessGroup) -> None:
+    health.wait_for(dist.irecv(message, group=group, group_src=other), group, message.device)
 
 
 def to_rank_0(at_ns: int, readings: tuple[Reading, ...]) -> float:
