@@ -212,6 +212,8 @@ def test_devices_of_two_types():
 def test_sync_batch_norm_on_cpu():
     with pytest.raises(ValueError, match=r"SyncBatchNorm.*: 1\b"):
         ReducerDDP(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)))
+    with pytest.raises(ValueError, match=r"SyncBatchNorm.*: the module itself\."):
+        ReducerDDP(nn.SyncBatchNorm(2))
 
 
 def test_without_process_group(monkeypatch):

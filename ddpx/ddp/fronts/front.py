@@ -102,7 +102,11 @@ class Front(GradientInterface):
         Raises:
             ValueError: A module on the CPU has SyncBatchNorm layers.
         """
-        names = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
+        names = [
+            name or "the module itself"
+            for name, layer in module.named_modules()
+            if isinstance(layer, nn.SyncBatchNorm)
+        ]
         if names and self.device_type == "cpu":
             raise ValueError(
                 "SyncBatchNorm layers only work with GPU modules, but this module is on CPU and "
