@@ -139,14 +139,18 @@ class Reducer(_C.Reducer):
         return work.get_future()
 
     def _set_sparse_metadata(self, metadata: Mapping[str, torch.Tensor]) -> None:
-        for name, ids in metadata.items():
+        for name in metadata:
             if name not in self._sparse_params:
                 raise ValueError(
                     f"_set_sparse_metadata() got row indices for {name!r}, but the module has no "
                     "parameter of this name with sparse gradients. Pass names of weights of "
                     "nn.Embedding(..., sparse=True)."
                 )
-            rows = ids.detach().to(device=self._device, dtype=torch.int64).unique(sorted=True)
+        sorted_rows = {
+            name: ids.detach().to(device=self._device, dtype=torch.int64).unique(sorted=True)
+            for name, ids in metadata.items()
+        }
+        for name, rows in sorted_rows.items():
             self.set_sparse_rows(self._sparse_params[name], rows)
             self.settings.sparse_rows[name] = rows
 

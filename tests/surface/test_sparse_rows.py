@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -94,6 +96,21 @@ def _check_impossible_rows() -> None:
 def test_rows_that_the_parameter_does_not_have_are_errors(ranks):
     """torch would write to any address that the rows give."""
     ranks(2).run(_check_impossible_rows)
+
+
+@pytest.mark.parametrize("wrong", [{"head.weight": torch.tensor([0])}, {"other.weight": [0]}])
+def test_one_wrong_entry_changes_no_rows(ranks, wrong):
+    ranks(1).run(_check_one_wrong_entry, wrong)
+
+
+def _check_one_wrong_entry(wrong: dict[str, Any]) -> None:
+    model = ReducerDDP(Net())
+    before = torch.tensor([1, 2])
+    model._set_sparse_metadata({"embedding.weight": before})
+    with pytest.raises((ValueError, AttributeError)):
+        model._set_sparse_metadata({"embedding.weight": torch.tensor([3]), **wrong})
+    (rows,) = model.reducer.settings.sparse_rows.values()
+    assert rows.equal(before)
 
 
 def _check_stray_row() -> None:
