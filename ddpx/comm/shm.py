@@ -8,14 +8,17 @@ docs/shm.md explains the implementation.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _DistributedBackendOptions
 
 from ddpx import _C
+from ddpx.errors import count
 
 _ORDERS = {"gloo": _C.ShmOrder.GLOO, "fixed": _C.ShmOrder.FIXED}
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -110,19 +113,48 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
             f"the timeout of an shm group must be at least 1 ms, but is {timeout.total_seconds()} "
             "s. Pass a longer timeout, or none: torch's default is 30 minutes."
         )
+    inner = dist.ProcessGroupGloo(
+        dist.PrefixStore("gloo", store), rank, size, one_thread_options(timeout)
+    )
+    check_same_order(order, rank, size, lambda orders: inner.allreduce([orders]).wait())
     backend = _C.ShmBackend(
-        dist.PrefixStore("shm", store),
-        rank,
-        size,
-        timeout,
-        dist.ProcessGroupGloo(
-            dist.PrefixStore("gloo", store), rank, size, one_thread_options(timeout)
-        ),
-        order,
-        identity,
+        dist.PrefixStore("shm", store), rank, size, timeout, inner, order, identity
     )
     connect_lanes(backend, store, timeout)
     return backend
+
+
+def check_same_order(
+    order: _C.ShmOrder, rank: int, size: int, all_reduce: Callable[[torch.Tensor], object]
+) -> None:
+    """Compares the orders of summation of all ranks. A collective call.
+
+    Args:
+        order: The order of this rank.
+        rank: The rank in its group.
+        size: The number of ranks.
+        all_reduce: Sums a tensor over all ranks, in place.
+
+    Raises:
+        RuntimeError: Ranks have different orders.
+    """
+    places = torch.zeros(size, dtype=torch.int32, device="cpu")
+    places[rank] = list(_ORDERS.values()).index(order)
+    all_reduce(places)
+    by_order = {
+        name: [str(rank) for rank, at in enumerate(places.tolist()) if at == place]
+        for place, name in enumerate(_ORDERS)
+    }
+    if all(by_order.values()):
+        text = "; ".join(
+            f"{name!r} on {count(len(ranks), 'rank')} (rank {', '.join(ranks[:8])}"
+            f"{', …' if len(ranks) > 8 else ''})"
+            for name, ranks in by_order.items()
+        )
+        raise RuntimeError(
+            f"ranks of the group have different orders of summation in shared memory: {text}. Set "
+            "DDPX_SHM_ORDER, or ddpx.ShmOptions(order=...), to the same order on every rank."
+        )
 
 
 def connect_lanes(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ddpx import _C, health
 from ddpx.comm.process_group import is_alone, is_written_in_python, rank_of_job
-from ddpx.comm.shm import ShmOptions, connect_lanes
+from ddpx.comm.shm import ShmOptions, check_same_order, connect_lanes
 
 Transport = _C.ShmBackend
 
@@ -96,6 +96,7 @@ def connect(choice: str, group: dist.ProcessGroup, device: torch.device) -> Tran
         device: The device of the gradients.
 
     Raises:
+        RuntimeError: Ranks have different orders of DDPX_SHM_ORDER.
         ValueError: The choice is ``"shm"``, but a rank cannot use shared memory.
     """
     if choice == "group" or is_alone(group) or name_of(None, group, device) == "shm":
@@ -159,6 +160,8 @@ def _try(choice: str, group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> 
     timeout = min(gloo.options._timeout, _LONGEST_RENDEZVOUS)
     made: list[Transport] = []
 
+    order = options.chosen_order()
+
     def share_memory() -> None:
         made.append(
             _C.ShmBackend(
@@ -167,7 +170,7 @@ def _try(choice: str, group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> 
                 group.size(),
                 timeout,
                 gloo,
-                options.chosen_order(),
+                order,
                 options.chosen_identity(),
             )
         )
@@ -178,6 +181,7 @@ def _try(choice: str, group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> 
         connect_lanes(made[0], store, timeout, devices)
 
     with health.collective_call(group):
+        check_same_order(order, group.rank(), group.size(), lambda orders: _sum(orders, group))
         # With several hosts, a rank has a second set of files for stage 3 of an all-reduce.
         num_files = _FILES_PER_RANK * min(group.size(), _MOST_LOCAL_RANKS) * (1 + (choice == "shm"))
         faults = _faults("open files", lambda: _open_files(num_files), group)

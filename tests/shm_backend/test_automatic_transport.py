@@ -122,6 +122,20 @@ def test_a_wrong_order_on_one_rank_is_an_error_on_all(pool: RankPool) -> None:
     assert "no order 'wrong'" in str(failed.value)
 
 
+def _other_order_on_one_rank() -> None:
+    os.environ["DDPX_SHM_ORDER"] = "fixed" if dist.get_rank() == 1 else ""
+    try:
+        ReducerDDP(_module(), process_group=dist.new_group())
+    finally:
+        del os.environ["DDPX_SHM_ORDER"]
+
+
+def test_ranks_with_different_orders_raise_at_construction(pool: RankPool) -> None:
+    with pytest.raises(RankFailed, match="failed on 3 of 3 ranks") as failed:
+        pool.run(_other_order_on_one_rank, timeout=15)
+    assert "'gloo' on 2 ranks (rank 0, 2); 'fixed' on 1 rank (rank 1). Set" in str(failed.value)
+
+
 def _choices_that_differ() -> None:
     ReducerDDP(_module(), transport="group" if dist.get_rank() == 1 else "auto")
 

@@ -214,6 +214,26 @@ def test_order_by_environment(ranks):
     assert ranks(4).run(_orders_differ_by_variable) == [(True, False)] * 4
 
 
+def _new_group_with_another_order(by_variable: bool) -> str:
+    order = "fixed" if dist.get_rank() else "gloo"
+    options = None if by_variable else ddpx.ShmOptions(order=order)
+    if by_variable:
+        os.environ["DDPX_SHM_ORDER"] = order
+    try:
+        with pytest.raises(RuntimeError) as error:
+            dist.new_group(backend="shm", pg_options=options)
+    finally:
+        os.environ.pop("DDPX_SHM_ORDER", None)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("by_variable", [True, False])
+def test_different_orders_are_an_error_of_the_new_group(ranks, by_variable):
+    texts = ranks(2).run(_new_group_with_another_order, by_variable)
+    assert len(set(texts)) == 1
+    assert "'gloo' on 1 rank (rank 0); 'fixed' on 1 rank (rank 1). Set DDPX_SHM" in texts[0]
+
+
 def _check_strides_differ_by_rank() -> None:
     """All ranks take the same way, whatever the strides of their tensors."""
     group = dist.new_group(backend="shm")
