@@ -116,7 +116,8 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
     inner = dist.ProcessGroupGloo(
         dist.PrefixStore("gloo", store), rank, size, one_thread_options(timeout)
     )
-    check_same_order(order, rank, size, lambda orders: inner.allreduce([orders]).wait())
+    sum_of = inner.allreduce  # type: ignore[attr-defined]  # not in torch's stub
+    check_same_order(order, rank, size, lambda orders: sum_of([orders]).wait())
     backend = _C.ShmBackend(
         dist.PrefixStore("shm", store), rank, size, timeout, inner, order, identity
     )
