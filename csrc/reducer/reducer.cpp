@@ -172,13 +172,7 @@ void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_
     forward_.await_backward();
   }
   const auto forward = sync_enabled_ ? averaging : ForwardSync::kOff;
-  auto watched = outputs_.watch(outputs, forward, weak_from_this());
-  if (context_.weights.is_set()) {
-    if (context_.weights.belongs_to_grads() && context_.params.no_grads()) {
-      context_.weights.forget();
-    }
-    context_.weights.count(std::move(watched));
-  }
+  count_weight(outputs_.watch(outputs, forward, weak_from_this()));
 }
 
 // ---- between steps -----------------------------------------------------------------------------

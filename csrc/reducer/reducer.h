@@ -260,6 +260,9 @@ class Reducer final : public GradListener,
   void check_kept_averages();
   void mark_grads_cleared();
   void begin_bypass();
+  bool grads_remain() const;
+  void forget_weights();
+  void count_weight(WatchedForward forward);
 
   // The end of a step: params without a gradient.
   Indices missing_at_end() const;

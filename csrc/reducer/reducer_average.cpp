@@ -1,9 +1,21 @@
 // The methods of Reducer for other averages than the mean.
+#include <algorithm>
+#include <utility>
+
+#include "../buckets/device_stream.h"
 #include "../buckets/grad_values.h"
 #include "../buckets/param_grad.h"
 #include "reducer.h"
 
 namespace ddpx {
+namespace {
+
+// On a device, the host waits for the answer, unless the step is captured.
+bool may_be_nonzero(const at::Tensor& grad, bool captured) {
+  return captured || !holds_values(grad) || grad.ne(0).any().item<bool>();
+}
+
+}  // namespace
 
 void Reducer::set_weight(double number) {
   const auto lock = lock_after_abort();
@@ -45,7 +57,7 @@ void Reducer::check_kept_averages() {
     if (!params.leaves()[param_index].requires_grad()) {
       continue;  // frozen since: not averaged
     }
-    if (context_.progress.captured || !holds_values(grad) || grad.ne(0).any().item<bool>()) {
+    if (may_be_nonzero(grad, context_.progress.captured)) {
       kept.push_back(param_index);
     }
   }
@@ -60,6 +72,37 @@ void Reducer::check_kept_averages() {
         "optimizer.zero_grad() after each averaged backward. To accumulate gradients, run all but "
         "the last backward in model.no_sync().");
   }
+}
+
+bool Reducer::grads_remain() const {
+  const auto& leaves = context_.params.leaves();
+  const bool captured = is_capturing(context_.params.device());
+  return std::any_of(leaves.begin(), leaves.end(), [captured](const at::Tensor& leaf) {
+    const auto& grad = grad_of(leaf);
+    return grad.defined() && may_be_nonzero(grad, captured);
+  });
+}
+
+// The next averaged backward raises if gradients of the forgotten forwards remain.
+void Reducer::forget_weights() {
+  if (context_.weights.has_grads() && grads_remain()) {
+    context_.weights.lose();
+  } else {
+    context_.weights.forget();
+  }
+}
+
+// A forward has ended.
+void Reducer::count_weight(WatchedForward forward) {
+  auto& weights = context_.weights;
+  if (!weights.is_set()) {
+    return;
+  }
+  const bool cleared = weights.belongs_to_grads() && context_.params.no_grads();
+  if (cleared || (weights.has_lost() && !grads_remain())) {
+    weights.forget();
+  }
+  weights.count(std::move(forward));
 }
 
 }  // namespace ddpx

@@ -130,7 +130,7 @@ void Reducer::reset() {
   backward_sync_ = {};
   forward_.give_up();
   context_.script_grads.taken.clear();
-  context_.weights.forget();
+  forget_weights();
   if (context_.progress.phase == Phase::kReady) {
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     abandon_step();

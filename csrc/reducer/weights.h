@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -69,12 +70,27 @@ class Weights {
   // A backward of the last forward has raised. Gradients of earlier forwards may remain, without
   // their weights.
   void break_off() {
-    const bool lost = has_lost_ || forwards_.size() > 1;
-    forget();
-    has_lost_ = lost;
+    if (has_lost_ || forwards_.size() > 1) {
+      lose();
+    } else {
+      forget();
+    }
   }
   bool has_lost() const {
     return has_lost_;
+  }
+
+  // Whether a backward has made gradients of a forward that counts.
+  bool has_grads() const {
+    return std::any_of(forwards_.begin(), forwards_.end(), [](const auto& forward) {
+      return !forward.left_out();
+    });
+  }
+
+  // As forget(), but gradients of these forwards may remain.
+  void lose() {
+    forget();
+    has_lost_ = true;
   }
 
   // Whether the sum is of no use if all gradients are undefined: backwards have made gradients of
@@ -111,7 +127,7 @@ class Weights {
   WatchedForward last_forward_;           // of `sum_`, with any weight
   std::vector<WatchedForward> taken_;     // of the last take()
   std::optional<UnreadWeights> unread_;
-  bool has_lost_ = false;        // see break_off()
+  bool has_lost_ = false;        // see lose()
   bool is_sum_cleared_ = false;  // see mark_grads_cleared()
   StreamSet streams_;            // that computed the tensors
 };

@@ -152,6 +152,30 @@ def test_reset_forgets_local_weights(ranks):
     ranks(2).run(_reset_forgets)
 
 
+def _reset_with_gradients(clears_first: bool) -> None:
+    """Gradients of a micro-step must not remain when reset() forgets its weight."""
+    model = ReducerDDP(averages.make_module(), average="weights")
+    with model.no_sync():
+        _step(model, 1000)
+    ddpx.reset(model)
+    ddpx.set_weight(model, 3)
+    loss = averages.loss_sum(model(torch.ones(3, 6, dtype=torch.float64)))
+    with pytest.raises(RuntimeError, match=r"weights of earlier forwards .* ddpx\.reset\(model\)"):
+        loss.backward()
+    calls = [lambda: model.zero_grad(set_to_none=False), lambda: ddpx.reset(model)]
+    for call in calls if clears_first else reversed(calls):
+        call()
+    ranks = range(dist.get_world_size())
+    expected = averages.in_one_process(model.module, 0, ranks, 1, "weights")
+    averages.train_step(model, 0, 1, weighs=True)
+    averages.assert_close(averages.gradients(model.module), expected)
+
+
+@pytest.mark.parametrize("clears_first", [True, False])
+def test_reset_does_not_lose_the_weights_of_gradients(ranks, clears_first):
+    ranks(2).run(_reset_with_gradients, clears_first)
+
+
 # ---- gradients that were not cleared -------------------------------------------------------------
 
 

@@ -67,8 +67,9 @@ def reset(model: nn.Module) -> None:
 
     After an error in ``backward()`` the wrapper does this by itself. A training loop needs the
     call if the loop caught an error outside ``backward()``. After the call, the next forward
-    does not report parameters that the last backward left without a gradient. Between complete
-    steps the call has no effect.
+    does not report parameters that the last backward left without a gradient. With
+    ``average="weights"``, the call forgets the weights of forwards since the last averaged
+    backward: clear the gradients before the call. Between complete steps the call has no effect.
 
     Args:
         model: A replicated module, a wrapper, or a module around one.
