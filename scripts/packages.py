@@ -20,8 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-# The folder of a script, or of -m, is not importable, so that ddpx is the installed one.
-INSTALLED_ONLY = "-P" if sys.version_info >= (3, 11) else "-s"
+# The folder of a script, or of -m, is not importable, so that ddpx is the installed one. Python
+# 3.10 has no "-P" for this alone.
+INSTALLED_ONLY = "-I"
 
 
 def run(*command: object, cwd: Path = ROOT) -> str:

@@ -120,7 +120,7 @@ class _Actions:
         self.learned_apart = False  # whether one came on one rank only
         self.has_hook = self.has_post_sync = False
         self.has_wrapped_again = False
-        self.has_average = False  # gradients may be an average
+        self.must_clear = False  # gradients may be an average, or may have lost their weights
         self.has_history = False  # gradients may have a history
         steps = (action for action in program.actions if isinstance(action, Step))
         self.first_step = next(steps, Step())
@@ -172,9 +172,9 @@ class _Actions:
         self.learned_apart = self.learned_apart and not self.learned
         # torch zeroes no view in place that has a history.
         zero = "none" if self.has_history and step.zero == "zeros" else step.zero
-        if counts_averages and self.has_average and zero == "keep":
+        if counts_averages and self.must_clear and zero == "keep":
             zero = "none"
-        self.has_average = not local or (self.has_average and zero == "keep")
+        self.must_clear = not local or (self.must_clear and zero == "keep")
         return replace(step, usage=usage, local=local, zero=zero)
 
     def _has_second_gradients(self) -> bool:
@@ -224,9 +224,9 @@ class _Actions:
 
     def _fail(self, action: Fail) -> Fail | None:
         """Ranks that fail in backward must have launched the same buckets."""
-        if self.has_average and self.program.average != "mean":
+        if self.must_clear and self.program.average != "mean":
             return None  # the kept average would raise another error
-        self.has_average = False
+        self.must_clear = False
         differ = self.program.mode == "static" and len(set(self._left_out(Step()))) > 1
         of_ranks = [{i for i, r in self.frozen if r == rank} for rank in EVERY_RANK]
         # The first averaged backward of a rank launches all buckets at its end.
@@ -239,7 +239,7 @@ class _Actions:
         # A static graph does not check again who uses a param.
         if self.program.mode == "static" and len(set(self._left_out(Step()))) > 1:
             return None
-        self.has_average = True
+        self.must_clear = True
         self.learned = self.learned or all(action.counts)
         self.learned_apart = not self.learned
         return action
@@ -266,6 +266,9 @@ class _Actions:
             return None
         if action.name == "post-sync hook":
             self.has_post_sync = True
+        # The weights of local gradients are forgotten, so these gradients must not be kept.
+        if action.name == "reset" and self.program.average == "weights":
+            self.must_clear = True
         if action.name == "decay in gradients":
             self.has_history = True
         return action
