@@ -39,3 +39,11 @@ def nothing_wrapped(script: str) -> UserMistake:
         f"{script} wrapped no model in DistributedDataParallel. ddpx does not reach processes that "
         "the script starts by itself, e.g. with mp.spawn. Use ReducerDDP in such processes."
     )
+
+
+def nothing_recorded(script: str) -> UserMistake:
+    return UserMistake(
+        f"{script} left no recording. A recording needs a model that a rank wraps in "
+        "DistributedDataParallel, and is written when Python ends: os._exit() ends a rank without "
+        "it. ddpx does not reach processes that the script starts by itself, e.g. with mp.spawn."
+    )

@@ -86,3 +86,36 @@ def test_script_that_wraps_nothing(tmp_path):
     assert_code(done, 2)
     assert "wraps_nothing.py wrapped no model in DistributedDataParallel" in done.stderr
     assert not (tmp_path / "out").exists()
+    assert "wraps_nothing.py left no recording" in done.stderr and "os._exit()" in done.stderr
+
+
+_TRAINING = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+for step in range(4):
+    if step == {fails_at} and dist.get_rank() == 1:
+        raise ValueError("the loss is 42")
+    model(torch.randn(2, 4)).sum().backward()
+"""
+
+
+def test_recording_of_a_script_that_fails_is_kept(tmp_path):
+    (tmp_path / "fails late.py").write_text(_TRAINING.format(fails_at=3))
+    done = run("timeline", "fails late.py", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 1 and "the loss is 42" in done.stderr, done.stderr
+    assert "The script failed. These files have the steps before the failure." in done.stdout
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == _FORMS
+    steps = Timeline.load(tmp_path / "out").steps
+    assert [step.number for step in steps] == [0, 1, 2]
+
+
+@pytest.mark.full_only
+def test_script_that_fails_in_its_first_step_has_no_recording(tmp_path):
+    (tmp_path / "fails.py").write_text(_TRAINING.format(fails_at=0))
+    done = run("timeline", "fails.py", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 1 and "the loss is 42" in done.stderr, done.stderr
+    assert "the recording of the failed script is not kept: " in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -84,8 +84,9 @@ def record(
 
     Writes summary.txt, trace.json (for https://ui.perfetto.dev and `ddpx timeline show`),
     timeline.png and timeline.html. With --launches, these files show the launch whose step time is
-    the median. The files trace-2.json and so on contain the other launches. Options that ddpx does
-    not know, and all words after --, go to the script.
+    the median. The files trace-2.json and so on contain the other launches. If the script fails,
+    the files show the steps of the failed launch before the failure, and the exit code is 1.
+    Options that ddpx does not know, and all words after --, go to the script.
 
     \b
     Examples:
@@ -111,20 +112,35 @@ def record(
                 script.command(),
                 environment,
             )
-            if code != 0:
-                return code
             num_models = len(models_in(Path(folder)))
+            if code != 0:
+                if num_models:
+                    _keep_failed(Path(folder), out)
+                return code
             if not num_models:
-                raise errors.nothing_wrapped(target)
+                raise errors.nothing_recorded(target)
             launches += files.load(Path(folder), 0)
-    launches = files.median_first(launches)
+    _write(files.median_first(launches), num_models, out)
+    return 0
+
+
+def _keep_failed(folder: Path, out: Path) -> None:
+    """Writes what the ranks of a failed launch recorded. Their steps may show why it failed."""
+    try:
+        _write(files.load(folder, 0), len(models_in(folder)), out)
+    except errors.UserMistake as cause:
+        click.echo(f"ddpx: the recording of the failed script is not kept: {cause}", err=True)
+    else:
+        click.echo("The script failed. These files have the steps before the failure.")
+
+
+def _write(launches: Sequence[Launch], num_models: int, out: Path) -> None:
     text = _report(launches)
     written = files.write(launches, text, out)
     click.echo(text)
     if num_models > 1:
         click.echo(f"\nThe script wrapped {num_models} models. This is the first model.")
     click.echo(f"\nFiles written to {out}: {', '.join(written)}")
-    return 0
 
 
 @command.command("show")
