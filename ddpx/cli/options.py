@@ -6,7 +6,7 @@ import click
 
 from ddpx.cli.errors import UserMistake
 from ddpx.cli.torchrun import DEFAULT_NUM_RANKS
-from ddpx.ddp.arguments.options import AUTO, make_options
+from ddpx.ddp.arguments.options import cap_of_text
 
 NUM_RANKS = click.option(
     "--nproc-per-node",
@@ -28,11 +28,7 @@ def check_target(target: str) -> None:
 
 def check_cap(text: str) -> None:
     """Raises UserMistake if ``text`` is neither a bucket size nor ``auto``."""
-    if text == AUTO:
-        return
     try:
-        make_options(bucket_cap_mb_list=[float(text)])
+        cap_of_text("--bucket-cap-mb", text)
     except ValueError as cause:
-        raise UserMistake(
-            f"--bucket-cap-mb={text} is not a bucket size. Pass a number of MiB, or auto."
-        ) from cause
+        raise UserMistake(str(cause)) from cause

@@ -24,8 +24,8 @@ def command(words: tuple[str, ...]) -> int:
     With --keep-survivors, a failed rank does not end the other ranks, and these ranks can continue
     with ddpx.shrink(). The command then fails only if all ranks of the machine fail.
 
-    --bucket-cap-mb replaces the bucket size of the script. With "auto", the first steps measure
-    which buckets are fastest.
+    --bucket-cap-mb replaces the bucket size of the script. -1 is no limit. With "auto", the first
+    steps measure which buckets are fastest.
 
     \b
     Examples:
@@ -39,7 +39,7 @@ def command(words: tuple[str, ...]) -> int:
     options, script = torchrun_options(
         words,
         {"--keep-survivors": "do not end other ranks if a rank fails"},
-        {"--bucket-cap-mb": "bucket size in MiB, or auto"},
+        {"--bucket-cap-mb": "bucket size in MiB, -1 for no limit, or auto"},
     )
     environment = {}
     if options.bucket_cap_mb is not None:

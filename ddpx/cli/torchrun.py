@@ -19,7 +19,7 @@ from ddpx import settings
 from ddpx.cli import errors, guard, rank
 from ddpx.cli.script import Script
 from ddpx.comm import transport
-from ddpx.ddp.arguments.options import checked_cap
+from ddpx.ddp.arguments.options import checked_cap, checked_plan
 from ddpx.health import stall_timeout
 
 DEFAULT_NUM_RANKS = 2
@@ -112,11 +112,12 @@ def launch(
             value.
         KeyboardInterrupt: The user pressed Ctrl-C (SIGINT). All ranks have ended.
     """
-    _check_variables()
+    changes = dict(environment or {})
+    with _environment(changes):
+        _check_variables()
     options = argparse.Namespace(**vars(options))
     options.module = False
     command = [rank.__file__, runner, *arguments]
-    changes = dict(environment or {})
     if _may_restart(options):
         # In the launcher's store, restarted ranks would read addresses of ended ranks, and gloo
         # would hang. Without restarts its store is safer: nobody can take the port before rank 0.
@@ -163,6 +164,7 @@ def _check_variables() -> None:
         settings.seconds_of("DDPX_HOST_LEASE")
         transport.checked_choice(None)
         checked_cap()
+        checked_plan()
         for variable in ("DDPX_HEALTH", "DDPX_CHECK_FINITE"):
             settings.switch_of(variable)
     except ValueError as cause:

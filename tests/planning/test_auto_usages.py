@@ -122,9 +122,12 @@ def test_the_environment_asks_with_less_force(group: None, tmp_path: Path) -> No
             model.register_comm_hook(None, allreduce_hook)
     with patch.dict(os.environ, {CAP_VARIABLE: "0.5"}):
         assert ddpx.ReducerDDP(_module()).bucket_bytes_cap == 1 << 19
-    wrong = pytest.raises(ValueError, match=f"{CAP_VARIABLE}='many' is not a bucket size")
-    with patch.dict(os.environ, {CAP_VARIABLE: "many"}), wrong:
-        ddpx.ReducerDDP(_module())
+    with patch.dict(os.environ, {CAP_VARIABLE: "-1"}):
+        assert ddpx.ReducerDDP(_module()).bucket_bytes_cap == 2**63 - 1
+    for text in ("many", "-2", "nan", "inf"):
+        wrong = pytest.raises(ValueError, match=f"{CAP_VARIABLE}='{text}' is not a bucket size")
+        with patch.dict(os.environ, {CAP_VARIABLE: text}), wrong:
+            ddpx.ReducerDDP(_module())
     with patch.dict(os.environ, {PLAN_VARIABLE: str(tmp_path / "plan.json")}):
         assert ddpx.plan_report(_auto()) is None  # the plan of the environment takes precedence
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ _NOT_DELAYED = DelayedParams(None, None)
 PLAN_VARIABLE = "DDPX_BUCKET_PLAN"
 CAP_VARIABLE = "DDPX_BUCKET_CAP_MB"
 AUTO = "auto"
+_NO_LIMIT = -1.0  # in texts. As an argument, each negative size is no limit, as in DDP.
 
 
 # Users know options by the names of arguments.
@@ -235,17 +237,14 @@ def _plan(
 ) -> BucketPlan | None:
     """The plan of the argument, or of the environment, which takes precedence over caps."""
     if argument is None:
-        path = os.environ.get(PLAN_VARIABLE)
-        if not path:
-            return None
-        if delayed.is_used:
+        if delayed.is_used and os.environ.get(PLAN_VARIABLE):
             warnings.warn(
                 f"{PLAN_VARIABLE} has no effect on a wrapper with delay_all_reduce_named_params.",
                 UserWarning,
                 stacklevel=6,
             )
             return None
-        return _loaded(PLAN_VARIABLE, path)
+        return checked_plan()
     if cap_mb is not None or listed_caps_mb is not None:
         raise ValueError(
             "bucket_plan= has the size of each bucket. Leave out bucket_cap_mb and "
@@ -265,6 +264,16 @@ def _plan(
     )
 
 
+def checked_plan() -> BucketPlan | None:
+    """The plan of the environment. None without one.
+
+    Raises:
+        ValueError: The file has no bucket plan, or cannot be read.
+    """
+    path = os.environ.get(PLAN_VARIABLE)
+    return _loaded(PLAN_VARIABLE, path) if path else None
+
+
 def checked_cap() -> float | str | None:
     """The bucket size of the environment. None without one.
 
@@ -272,15 +281,27 @@ def checked_cap() -> float | str | None:
         ValueError: The text is not a number of MiB, and not ``auto``.
     """
     text = os.environ.get(CAP_VARIABLE)
-    if not text:
-        return None
+    return cap_of_text(CAP_VARIABLE, text) if text else None
+
+
+def cap_of_text(name: str, text: str) -> float | str:
+    """The bucket size that a text says: a number of MiB, -1 for no limit, or ``auto``.
+
+    Args:
+        name: The name of the variable or option, for errors.
+        text: The text.
+
+    Raises:
+        ValueError: The text says no bucket size.
+    """
     if text == AUTO:
         return AUTO
     try:
         cap = float(text)
-        _cap_bytes(CAP_VARIABLE, cap)
     except ValueError as error:
-        raise _bad_cap(CAP_VARIABLE, text) from error
+        raise _bad_cap(name, text) from error
+    if not (cap == _NO_LIMIT or 0 <= cap < math.inf):
+        raise _bad_cap(name, text)
     return cap
 
 
@@ -406,7 +427,9 @@ def _cap_bytes(name: str, cap_mb: float) -> int:
 
 
 def _bad_cap(name: str, value: object) -> ValueError:
+    choices = "such as 25; -1 for no limit; or 'auto'"
+    if name == "bucket_cap_mb_list":
+        choices = "for each bucket, e.g. [1, 25, 25]"
     return ValueError(
-        f"{name}={value!r} is not a bucket size. "
-        "Pass a finite number of MiB, 0 or more, such as 25, or 'auto'."
+        f"{name}={value!r} is not a bucket size. Pass a finite number of MiB, 0 or more, {choices}."
     )
