@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ddpx.timeline.export import trace_file
@@ -25,6 +26,15 @@ def check_folder(folder: Path) -> None:
         trace_file.check_folder(folder)
     except ValueError as cause:
         raise UserMistake(str(cause)) from cause
+
+
+def check_file(path: Path) -> None:
+    """Raises UserMistake if a file cannot be written. Its folder need not exist."""
+    if not path.name:
+        raise UserMistake("an empty text is no path of a file. Pass the path of a file.")
+    check_folder(path.parent)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UserMistake(f"cannot write the file '{path}': permission denied. Pass another path.")
 
 
 def no_such_module(name: str) -> UserMistake:

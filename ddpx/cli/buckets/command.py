@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from ddpx.cli import errors
 from ddpx.cli.buckets import picture
 from ddpx.cli.buckets.plan import MIB, Bucket, Plan, plan_buckets
 from ddpx.cli.build import build
@@ -48,7 +47,7 @@ def command(
       ddpx buckets mymodels:build --bucket-cap-mb-list 1,25,25
     """
     if plot is not None:
-        errors.check_folder(plot.parent)
+        picture.check(plot)  # before the model is built
     module, _ = build(target)
     chosen: list[tuple[str, float | None, list[float] | None]] = [
         *((f"{cap:g} MiB", cap, None) for cap in caps_mb),

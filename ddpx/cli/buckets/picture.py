@@ -9,18 +9,27 @@ from ddpx.cli import errors
 from ddpx.cli.buckets.plan import MIB, Plan
 
 
-def draw(plans: Sequence[Plan], path: Path, title: str) -> None:
-    """Draws the buckets of later steps to scale, in launch order from left to right.
+def check(path: Path) -> None:
+    """Finds mistakes before the work begins.
 
     Raises:
-        UserMistake: matplotlib is not installed, or does not know the suffix of the file.
+        UserMistake: The file cannot be written, matplotlib is not installed, or matplotlib does not
+            know the suffix of the file.
     """
+    errors.check_file(path)
     try:
-        import matplotlib
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as cause:
         raise errors.tool_missing("matplotlib") from cause
-    if not path.suffix:  # matplotlib would write another file
-        raise errors.UserMistake(f"{path} has no suffix of a picture. Pass one such as .png.")
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        suffixes = ", ".join(f".{name}" for name in sorted(known))
+        raise errors.UserMistake(f"{path} has no suffix of a picture. Pass one of {suffixes}.")
+
+
+def draw(plans: Sequence[Plan], path: Path, title: str) -> None:
+    """Draws the buckets of later steps to scale, in launch order from left to right."""
+    import matplotlib
     from matplotlib.figure import Figure  # unlike pyplot, needs no display
 
     colours = matplotlib.colormaps["Set3"]
@@ -43,7 +52,4 @@ def draw(plans: Sequence[Plan], path: Path, title: str) -> None:
     axes.set_xlabel("gradients in MiB, in launch order. In each bucket: its number, and its MiB")
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as cause:  # matplotlib does not support the suffix
-        raise errors.UserMistake(str(cause)) from cause
+    figure.savefig(path, dpi=150)

@@ -70,7 +70,7 @@ def command(
     options.check_target(target)
     script = Script(target, is_module, arguments)
     script.check()
-    errors.check_folder(out.parent)
+    errors.check_file(out)
     if plot is not None:
         _check_plot(plot)
     with tempfile.TemporaryDirectory(prefix="ddpx-plan-") as folder:
@@ -101,11 +101,11 @@ def command(
 
 def _check_plot(plot: Path) -> None:
     """Finds mistakes before the script runs."""
+    errors.check_file(plot)
     if plot.suffix not in _SUFFIXES:
         raise errors.UserMistake(
             f"{plot} has no suffix of a picture. Pass one of {', '.join(_SUFFIXES)}."
         )
-    errors.check_folder(plot.parent)
     if importlib.util.find_spec("matplotlib") is None:
         raise errors.tool_missing("matplotlib")
 
