@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import NoReturn
@@ -20,6 +21,8 @@ def main() -> NoReturn:
     except ImportError:
         print(f"ddpx: {errors.needs_tools('click')}", file=sys.stderr)
         sys.exit(2)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names and units may not be in its encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     from ddpx.cli.group import INTERRUPTED, run_command_line
 
     code = run_command_line(sys.argv[1:])

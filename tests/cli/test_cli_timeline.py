@@ -1,9 +1,11 @@
 """``ddpx timeline``: records a script, shows recordings, and compares them."""
 
 import re
+import subprocess
+import sys
 
 import pytest
-from cli_process import assert_code, run
+from cli_process import assert_code, environment, run
 
 from ddpx.cli.group import run_command_line
 from ddpx.timeline import Timeline
@@ -54,6 +56,35 @@ def test_recording_against_itself(recorded, capsys):
     ratios = re.findall(r"\((\d+\.\d+)\)", said)
     assert len(ratios) > 5 and set(ratios) == {"1.00"}
     assert "Too few steps for a verdict" in said
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_output_in_an_encoding_without_all_characters(encoding, recorded):
+    words = ["timeline", "show", recorded[0], "--against", recorded[0]]
+    for command in (words, words[:3]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ddpx", *command],
+            env={**environment(), "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0 and not done.stderr, done.stderr.decode()
+
+
+def test_files_are_written_where_the_locale_has_no_encoding(recorded, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from ddpx.cli.timeline.launches import load, write; "
+        "write(load(Path(sys.argv[1]), 0), '\\xb1', Path(sys.argv[2]))"
+    )
+    variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run(
+        [sys.executable, "-c", code, recorded[0], tmp_path],
+        env={**environment(), **variables},
+        timeout=60,
+        check=True,
+    )
+    assert (tmp_path / "summary.txt").read_text(encoding="utf-8") == "\xb1\n"
 
 
 @pytest.mark.full_only

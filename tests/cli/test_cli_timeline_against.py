@@ -106,9 +106,9 @@ def _write_launches(
         (
             (1.1, 1.11, 1.09),
             1,
-            "slower, 1.10 times as long: 100.00 → 110.00 ms on the slowest rank",
+            "slower, 1.10 times as long: 100.00 -> 110.00 ms on the slowest rank",
         ),
-        ((1.01, 1.02, 1.0), 0, "No difference seen: 100.00 → 101.00 ms on the slowest rank"),
+        ((1.01, 1.02, 1.0), 0, "No difference seen: 100.00 -> 101.00 ms on the slowest rank"),
         ((0.9, 1.11, 1.3), 0, "No difference seen"),
     ],
 )

@@ -37,7 +37,7 @@ def comparison_text(
     of_launches = " of one launch each" if len(new) + len(base) > 2 else ""
     return "\n".join(
         [
-            f"{base_name} → {new_name} (ratio). Times are medians{of_launches}, in ms.",
+            f"{base_name} -> {new_name} (ratio). Times are medians{of_launches}, in ms.",
             "",
             "Ranks.",
             "",
@@ -80,7 +80,7 @@ def _rows(
         pair = [side.get(number) for side in sides]
         yield [
             number,
-            *(" → ".join("-" if item is None else text(item) for item in pair) for text in texts),
+            *(" -> ".join("-" if item is None else text(item) for item in pair) for text in texts),
             *(_change(*(None if item is None else ms(item) for item in pair)) for ms in times),
         ]
 
@@ -88,7 +88,7 @@ def _rows(
 def _change(before: float | None, after: float | None) -> str:
     texts = ["-" if value is None else f"{value:.2f}" for value in (before, after)]
     ratio = f" ({after / before:.2f})" if before and after is not None else ""
-    return f"{' → '.join(texts)}{ratio}"
+    return f"{' -> '.join(texts)}{ratio}"
 
 
 def _verdict_text(
@@ -100,7 +100,7 @@ def _verdict_text(
         )
     else:
         figures = (
-            f"{verdict.before_ms:.2f} → {verdict.after_ms:.2f} ms on the slowest rank. The ratio "
+            f"{verdict.before_ms:.2f} -> {verdict.after_ms:.2f} ms on the slowest rank. The ratio "
             f"lies between {verdict.low:.2f} and {verdict.high:.2f} (99 %, {verdict.basis})"
         )
         if verdict.is_slower or verdict.is_faster:

@@ -84,5 +84,5 @@ def write(launches: Sequence[Launch], text: str, out: Path) -> list[str]:
         launch.timeline.export_chrome_trace(out / name)
     for name, write_file in _WRITERS.items():
         write_file(launches[0].timeline, out / name)
-    (out / "summary.txt").write_text(text + "\n")
+    (out / "summary.txt").write_text(text + "\n", encoding="utf-8")
     return [*traces, *_WRITERS, "summary.txt"]
