@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -134,9 +135,10 @@ def test_what_a_bucket_tells(events):
         "completed_ms": 36,
         "written_back_ms": 37,
         "waited_for_rank": 1,
-        "waited_for_param": "1.weight",
+        "waited_for_param": None,  # rank 1 begins its backward 3 ms later
         "waited_ms": 5,
     }
+    assert first["bucket 2"]["waited_for_param"] == "0.weight"
     assert first["step 12"] == {
         "whole_ms": 43,
         "compute_ms": 30,
@@ -146,14 +148,16 @@ def test_what_a_bucket_tells(events):
     }
 
 
-def test_queued_behind_an_earlier_bucket(events):
+def test_queued_behind_an_earlier_bucket():
     """Bucket 1 was ready first, but was launched at the gradient for which bucket 0 waited."""
-    args = next(
-        e["args"]
-        for e in events
-        if e["name"] == "bucket 1" and e["pid"] == 0 and e["ts"] / 1e3 >= BEGIN_MS[13]
-    )
-    assert (args["ready_ms"], args["launched_ms"]) == (18, 23)
+    recording = make_recording()
+    step = recording.steps[1]
+    begin = step.ranks[1].backward.begin  # else rank 0 would be late before its first gradient
+    rank_0 = replace(step.ranks[0], backward=replace(step.ranks[0].backward, begin=begin))
+    step = replace(step, ranks={**step.ranks, 0: rank_0})
+    events = to_events(replace(recording, steps=(step,)))
+    args = next(e["args"] for e in events if e["name"] == "bucket 1" and e["pid"] == 0)
+    assert args["launched_ms"] - args["ready_ms"] == 5
     assert (args["waited_for_rank"], args["waited_for_param"]) == (0, "2.weight")
 
 

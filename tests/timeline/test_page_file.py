@@ -24,7 +24,7 @@ def test_what_is_stored():
     assert data["orders"] == [[4, 3, 2, 1, 0], [2, 4, 3, 1, 0]]
     first = data["steps"][0]
     assert (first["number"], first["length"], first["layout"]) == (12, 43_000, 0)
-    assert first["holdups"] == [[1, 3, 4_000], [1, 2, 5_000], [1, 0, 6_000]]
+    assert first["holdups"] == [[1, None, 4_000], [1, None, 5_000], [1, 0, 6_000]]
     assert first["ranks"]["1"] == {
         "forwards": [[2_000, 14_000]],
         "localBackwards": [],

@@ -11,6 +11,7 @@ from simulated import Model, Rank, Wire, evenly, simulate
 from synthetic import LAYOUT, PARAM_NAMES, accumulated, make_recording
 
 from ddpx.timeline.analyze.extent import not_begun
+from ddpx.timeline.analyze.focus import wait_text
 from ddpx.timeline.analyze.lateness import lateness
 from ddpx.timeline.analyze.summarize import summarize
 from ddpx.timeline.analyze.summary import Summary
@@ -60,6 +61,15 @@ def test_a_rank_that_begins_late_is_not_late_by_a_gradient():
     rows = summarize(late).buckets
     assert [row.waited_for_rank for row in rows] == [None, 1, 1, 1, 1]
     assert [row.waited_for_param for row in rows] == [None, "w3", "w5", "w7", "w8"]
+
+
+@pytest.mark.parametrize("late", [{"forward": 60.0}, {"between": 30.0}])
+def test_a_rank_that_is_late_before_backward_is_not_late_by_a_gradient(late):
+    recording = simulate([USUAL, replace(USUAL, **late)], MODEL)
+    rows = summarize(recording).buckets
+    assert [(row.waited_for_rank, row.waited_for_param) for row in rows] == [(1, None)] * 5
+    said = wait_text(recording, recording.steps[0])
+    assert said.endswith(", because rank 1 begins its backward 30.0 ms later.")
 
 
 def test_a_straggler_is_named_beyond_noise_only():

@@ -124,7 +124,8 @@ class Holdup:
         rank: The last rank to launch the bucket.
         param: The parameter whose gradient made the rank launch the bucket. The parameter is in
             this bucket or in an earlier bucket, because buckets are launched in order. None if no
-            gradient did: the rank began its step late, parameters were unused, or backward ended.
+            gradient did: the rank began its backward late, parameters were unused, or backward
+            ended.
         waited_ns: The time from the first rank's launch to the last rank's launch.
     """
 
@@ -145,7 +146,7 @@ def holdup(step: Step, bucket_index: int) -> Holdup | None:
     last = max(launches, key=lambda rank: launches[rank])
     first = min(launches, key=lambda rank: launches[rank])
     waited_ns = launches[last] - launches[first]
-    late_ns = _begin(step.ranks[last]) - _begin(step.ranks[first])
+    late_ns = step.ranks[last].backward.begin - step.ranks[first].backward.begin
     return Holdup(
         rank=last,
         param=None if late_ns > waited_ns / 2 else _launched_on(step, last, bucket_index),

@@ -72,6 +72,10 @@ def _cause(recording: Recording, step: Step, wait: LongestWait) -> str:
     launches_later_ns = _launched(late, wait.bucket) - _launched(waiting, wait.bucket)
     if begins_later_ns > launches_later_ns / 2:
         return f", because rank {found.rank} begins the step {begins_later_ns / _MS:.1f} ms later"
+    backward_later_ns = late.backward.begin - waiting.backward.begin
+    if backward_later_ns > launches_later_ns / 2:
+        later_ms = backward_later_ns / _MS
+        return f", because rank {found.rank} begins its backward {later_ms:.1f} ms later"
     after = "after its backward"
     if found.param is not None:
         after = f"after its gradient of {recording.param_names[found.param]}"

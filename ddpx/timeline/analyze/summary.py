@@ -68,8 +68,8 @@ class BucketSummary:
         waited_for_rank: The rank that is the last to launch in most steps. None if the wait for
             this rank is not above noise, or with one rank.
         waited_for_param: The parameter whose gradient makes ``waited_for_rank`` launch the bucket
-            in most of these steps. None if no gradient does: the rank begins its step late, or the
-            parameters are unused.
+            in most of these steps. None if no gradient does: the rank begins its backward late, or
+            the parameters are unused.
     """
 
     index: int

@@ -36,5 +36,5 @@ function holdupTable(recording, step) {
   return table(caption, ["bucket", "waited, ms", "for rank", "whose gradient of"],
     found.slice(0, MOST_HOLDUPS).map(({index, rank, param, waited}) => [
       `${index}`, milliseconds(waited, 2), `${rank}`,
-      param === null ? "none: the rank began late, its parameters were unused, or backward ended" : recording.params[param]]));
+      param === null ? "none: the rank began its backward late, its parameters were unused, or backward ended" : recording.params[param]]));
 }
