@@ -66,6 +66,11 @@ def evenly(num_params: int, backward: float = 60.0) -> dict[int, float]:
     return dict.fromkeys(range(num_params), backward / num_params)
 
 
+# Eight parameters of 2 MiB in four buckets, and then a small one. Backward takes 60 ms.
+MODEL = Model([*[2.0] * 8, 0.1], [[0, 1], [2, 3], [4, 5], [6, 7], [8]])
+USUAL = Rank(evenly(9))
+
+
 def simulate(
     ranks: Sequence[Rank],
     model: Model,

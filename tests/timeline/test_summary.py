@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from simulated import Model, Rank, Wire, evenly, simulate
+from simulated import MODEL, USUAL, Model, Rank, Wire, evenly, simulate
 from synthetic import LAYOUT, PARAM_NAMES, accumulated, make_recording
 
 from ddpx.timeline.analyze.extent import not_begun
@@ -19,8 +19,6 @@ from ddpx.timeline.analyze.transfers import exposed_transfer_ns, origin_of_wait,
 from ddpx.timeline.model import BucketLayout, Recording, Step
 
 MS = 1_000_000
-MODEL = Model([*[2.0] * 8, 0.1], [[0, 1], [2, 3], [4, 5], [6, 7], [8]])
-USUAL = Rank(evenly(9))
 
 
 def _late_start(**others: Any) -> Recording:

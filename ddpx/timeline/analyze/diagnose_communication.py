@@ -90,9 +90,10 @@ def late_first_bucket(evidence: Evidence) -> Iterator[str]:
     if _queue_behind(evidence, found):
         yield (
             f"{late}: the gradient of {_last_gradient(evidence, found)} completes it, and full "
-            f"buckets queue behind it; {_exposed(evidence, found)}. With "
-            "find_unused_parameters=True, buckets do not follow the order in which gradients "
-            "arrive: leave it out, or register layers in the order of forward."
+            f"buckets queue behind it; {_exposed(evidence, found)}. Two arguments keep buckets "
+            "from following the order in which gradients arrive: find_unused_parameters=True "
+            "(leave it out, or register layers in the order of forward), and bucket_plan= or "
+            "DDPX_BUCKET_PLAN (make a new plan)."
         )
     else:
         yield f"{late}: {_exposed(evidence, found)}. {_smaller(evidence, 0)}"
@@ -135,7 +136,7 @@ def _smaller(evidence: Evidence, index: int) -> str:
             less = f"run {_LESS_OFTEN}"
         return (
             f"The gradient of {evidence.recording.param_names[largest]} alone has "
-            f"{size_text(sizes[largest])}, and a gradient is never divided: {less}."
+            f"{size_text(evidence.sent_bytes[largest])}, and a gradient is never divided: {less}."
         )
     caps = caps_that_divide(evidence.recording, index)
     if caps is None:

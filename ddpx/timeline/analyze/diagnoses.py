@@ -77,7 +77,7 @@ def _unused_parameters(evidence: Evidence) -> Iterator[str]:
     share = evidence.share_of(unused)
     if share < _UNUSED:
         return
-    num_bytes = sum(recording.param_bytes[param] for param in unused)
+    num_bytes = sum(evidence.sent_bytes[param] for param in unused)
     names = [recording.param_names[param] for param in unused[:2]]
     if len(unused) > 2:
         names.append("…")

@@ -159,11 +159,20 @@ class Evidence:
             most_ms_per_byte=max(surely_below(known), 0.0) / _MS if known else inf,
         )
 
+    @cached_property
+    def sent_bytes(self) -> dict[int, float]:
+        """By parameter, the bytes that an all-reduce without a communication hook sends for it."""
+        sizes = self.recording.param_bytes
+        return {
+            param: sizes[param] * bucket.num_bytes / max(sum(sizes[p] for p in bucket.params), 1)
+            for bucket in self.layout
+            for param in bucket.params
+        }
+
     def share_of(self, params: Iterable[int]) -> float:
         """The share of these parameters of all bytes that a step averages."""
-        sizes = self.recording.param_bytes
-        whole = sum(sizes[param] for bucket in self.layout for param in bucket.params)
-        return sum(sizes[param] for param in params) / whole if whole else 0.0
+        whole = sum(self.sent_bytes.values())
+        return sum(self.sent_bytes[param] for param in params) / whole if whole else 0.0
 
 
 def most_common(values: Iterable[_T]) -> _T | None:

@@ -14,7 +14,7 @@ _WIDTH = 100
 # The columns of both tables, and what they mean.
 _BUCKET_COLUMNS = {
     "bucket": "its index, in the order of launch",
-    "MiB": "its size",
+    "MiB": "its size, before a communication hook",
     "params": "their number",
     "ready": "the last gradient is in the bucket",
     "launched": "the all-reduce starts",
