@@ -97,7 +97,8 @@ def _check_set_static_graph(view: bool) -> None:
         model = cls(module, gradient_as_bucket_view=view, **SMALL_CAP)
         model._set_static_graph()
         assert model.static_graph
-        model._set_static_graph()  # the second call has no effect
+        with pytest.warns(UserWarning, match="static"):  # the second call has no effect
+            model._set_static_graph()
         return model
 
     assert_trains_alike(Mlp, wrap, mlp_step)
@@ -107,6 +108,26 @@ def _check_set_static_graph(view: bool) -> None:
     with pytest.raises(RuntimeError, match="before training loop starts"):
         model._set_static_graph()
     mlp_step(model)
+
+
+def _check_warning_beside_find_unused(cls: Callable[..., Wrapper]) -> None:
+    beside = pytest.warns(UserWarning, match="find_unused_parameters=")
+    with beside:
+        model = cls(Mlp(), find_unused_parameters=True, static_graph=True)
+    mlp_step(model)
+    with pytest.warns(UserWarning, match="static"):  # no error after the first step
+        model._set_static_graph()
+    model = cls(Mlp(), find_unused_parameters=True)
+    with beside:
+        model._set_static_graph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cls(Mlp(), static_graph=True)
+
+
+@pytest.mark.parametrize("cls", WRAPPERS)
+def test_static_graph_beside_find_unused(ranks, cls):
+    ranks(2).run(_check_warning_beside_find_unused, cls)
 
 
 @pytest.mark.parametrize("view", [False, True])

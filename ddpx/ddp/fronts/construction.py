@@ -89,7 +89,7 @@ def complete(front: Front) -> None:
     replica.attach(managed, rivals)
     if settings.switch_of("DDPX_CHECK_FINITE"):
         front.reducer.set_check_finite(True)
-    if front.static_graph:
+    if options.static_graph:
         front._set_static_graph()
     if options.init_sync:
         front.reducer.number_as_constructed()

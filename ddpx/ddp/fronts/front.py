@@ -153,7 +153,7 @@ def set_attributes(front: Front, replica: Replica, place: Placement, device_mesh
     front.output_device = place.output_device
     front.find_unused_parameters = options.find_unused_parameters
     front.gradient_as_bucket_view = options.gradient_as_bucket_view
-    front.static_graph = options.static_graph
+    front.static_graph = False  # until _set_static_graph(), as in DDP
     front.bucket_bytes_cap = options.cap_bytes
     front.broadcast_bucket_size = state_sync.BROADCAST_BYTES
     front._lazy_init_ran = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -162,8 +163,22 @@ class GradientInterface(JoinInterface, Finalization):
 
     def _set_static_graph(self) -> None:
         """Has the effect of ``static_graph=True``. Allowed before the first backward."""
+        if self.static_graph:
+            warnings.warn(
+                "The graph is static already, so this call of _set_static_graph() has no effect. "
+                "Leave out the call.",
+                stacklevel=2,
+            )
+            return
         self.reducer.set_static_graph()
         self.static_graph = True
+        if self.find_unused_parameters:
+            warnings.warn(
+                "find_unused_parameters=True has no effect beside a static graph, which finds "
+                "unused parameters by itself. Leave out find_unused_parameters=True. The unused "
+                "parameters must be the same in all steps.",
+                stacklevel=2,
+            )
 
     def _set_sparse_metadata(self, global_unique_ids: Mapping[str, torch.Tensor]) -> None:
         """Sets the rows in which sparse gradients have entries, from the next backward on.
