@@ -20,9 +20,9 @@ def main(words: Sequence[str]) -> None:
     settings = Settings(**json.loads(words[0]))
     rank = int(os.environ["RANK"])
     wrapper = None if settings.wrapper is None else find_wrapper(settings.wrapper)
-    if wrapper is not None:
-        patch_ddp(wrapper)
     bar = step_bar("DDP" if wrapper is None else wrapper.__name__, settings.max_steps)
+    if wrapper is not None:
+        patch_ddp(wrapper)  # changes the name of the class
     recorder = Recorder(settings, rank, wrapper, bar)
     recorder.install()
     try:
