@@ -12,7 +12,8 @@ namespace {
 
 // On a device, the host waits for the answer, unless the step is captured.
 bool may_be_nonzero(const at::Tensor& grad, bool captured) {
-  return captured || !holds_values(grad) || grad.ne(0).any().item<bool>();
+  const auto values = (grad.is_sparse() ? grad._values() : grad).resolve_conj().resolve_neg();
+  return captured || !holds_values(values) || values.ne(0).any().item<bool>();
 }
 
 }  // namespace
