@@ -1,6 +1,6 @@
 """The C++ core, from csrc/bindings/. tests/unit/test_stub.py compares this file with the core."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -540,10 +540,11 @@ class Reducer:
 
         Gradients arrive in ``compute_dtype``. None: the dtype of the parameter.
         """
-    def set_sparse_rows(self, param_index: int, rows: torch.Tensor) -> None:
-        """Sets the rows in which a sparse gradient has entries, from the next step on.
+    def set_sparse_rows(self, rows: Mapping[int, torch.Tensor]) -> None:
+        """Sets the rows in which sparse gradients have entries, from the next step on.
 
-        The rows are int64, ascending and unique.
+        Each parameter index has a tensor of int64, ascending and unique. If one tensor is
+        refused, no rows change.
         """
     def set_manual_finalization(self, required: bool) -> None:
         """Sets whether ``finalize_backward()`` ends each step, instead of the end of backward."""

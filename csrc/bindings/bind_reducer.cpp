@@ -249,7 +249,7 @@ void bind_reducer(py::module_& module) {
           py::arg("reduce_dtype"),
           py::arg("process_group").none(false),
           NoGil())
-      .def("set_sparse_rows", &set_sparse_rows, py::arg("param_index"), py::arg("rows"), NoGil())
+      .def("set_sparse_rows", &set_sparse_rows, py::arg("rows"), NoGil())
       .def(
           "set_manual_finalization",
           &Reducer::set_manual_finalization,

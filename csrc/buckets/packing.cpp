@@ -30,11 +30,12 @@ bool same_place(const at::Tensor& a, const at::Tensor& b) {
 
 // `param.grad` never is the view of the slot itself: module.to(...) swaps the memory of a gradient
 // in place. For autograd it is no view at all: a script may change it with autograd in place, and
-// the history then belongs to this gradient alone.
+// the history then belongs to this gradient alone. So does the version: a change of this gradient
+// is not one of its neighbours in the bucket.
 void alias_slot(const at::Tensor& param, const Slot& slot) {
   const auto& present = slot.grad_alias;
   if (!present.defined() || present.requires_grad() || !same_place(present, slot.view)) {
-    slot.grad_alias = slot.view.detach();
+    slot.grad_alias = slot.view.variable_data();
   }
   replace_grad(param, slot.grad_alias);
 }

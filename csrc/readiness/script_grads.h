@@ -1,7 +1,7 @@
 // Gradients that the script has, and may use in a wrong way.
 #pragma once
 
-#include "kept_averages.h"
+#include "grad_versions.h"
 #include "taken_grads.h"
 
 namespace ddpx {
@@ -9,7 +9,7 @@ namespace ddpx {
 // Both members compare versions of tensors, to see what the script did since the last step.
 // The reducer owns this object, under its mutex.
 struct ScriptGrads {
-  KeptAverages kept;  // averages other than means, which must be cleared
+  GradVersions kept;  // averages other than means, which must be cleared
   TakenGrads taken;   // local gradients, which must not be applied
 };
 

@@ -56,10 +56,9 @@ void set_divisor(Reducer& reducer, std::optional<int> divisor) {
   reducer.change([&](ReducerContext& context) { context.settings.set_divisor(divisor); });
 }
 
-void set_sparse_rows(Reducer& reducer, std::size_t param_index, const at::Tensor& rows) {
-  reducer.change([&](ReducerContext& context) {
-    context.settings.set_sparse_rows(context.params, param_index, rows);
-  });
+void set_sparse_rows(Reducer& reducer, const std::map<std::size_t, at::Tensor>& rows) {
+  reducer.change(
+      [&](ReducerContext& context) { context.settings.set_sparse_rows(context.params, rows); });
 }
 
 void set_check_finite(Reducer& reducer, bool enabled) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -29,7 +30,7 @@ void set_divisor(Reducer& reducer, std::optional<int> divisor);
 
 // From the next step on, the sparse gradient of this param has entries in these rows only, on every
 // rank; see Bucket::set_rows(). UserError if the gradient is not expected to be sparse.
-void set_sparse_rows(Reducer& reducer, std::size_t param_index, const at::Tensor& rows);
+void set_sparse_rows(Reducer& reducer, const std::map<std::size_t, at::Tensor>& rows);
 
 // Whether backward raises, on every rank, if a gradient of any rank is not finite. Costs an
 // all-reduce of a few bytes per step. All ranks must set the same. UserError within a backward.

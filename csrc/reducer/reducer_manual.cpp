@@ -142,6 +142,7 @@ void Reducer::await_finalization(bool output_reached) {
     fail();
     throw;
   }
+  step_->hold_grads();
   context_.go_to(Phase::kReady);
   report_missing(output_reached);
   emit(StepEvent::kReady);
@@ -160,6 +161,8 @@ void Reducer::refuse_grad(std::size_t param_index) {
   if (context_.progress.phase == Phase::kReady) {
     if (context_.options.gradient_as_bucket_view) {
       step_->report_late(param_index);
+    } else {
+      step_->hold_grads();  // finalize_backward() replaces this gradient, too
     }
     check_not_pending("a backward");
   }

@@ -17,17 +17,7 @@ std::string layout_of(const at::Tensor& tensor) {
   return out.str();
 }
 
-}  // namespace
-
-void ReducerSettings::set_divisor(std::optional<int> new_divisor) {
-  if (new_divisor && *new_divisor < 1) {
-    throw errors::not_positive("the divisor of gradients", *new_divisor);
-  }
-  divisor = new_divisor;
-}
-
-void ReducerSettings::set_sparse_rows(
-    const Params& params, std::size_t param_index, const at::Tensor& rows) {
+void check_rows(const Params& params, std::size_t param_index, const at::Tensor& rows) {
   if (param_index >= params.size()) {
     throw errors::no_such_param(param_index, params.size());
   }
@@ -50,7 +40,25 @@ void ReducerSettings::set_sparse_rows(
         "' is not valid: the row does not exist, or the index is not greater than the previous "
         "index. Pass each existing row at most once, in ascending order.");
   }
-  sparse_rows[param_index] = rows;
+}
+
+}  // namespace
+
+void ReducerSettings::set_divisor(std::optional<int> new_divisor) {
+  if (new_divisor && *new_divisor < 1) {
+    throw errors::not_positive("the divisor of gradients", *new_divisor);
+  }
+  divisor = new_divisor;
+}
+
+void ReducerSettings::set_sparse_rows(
+    const Params& params, const std::map<std::size_t, at::Tensor>& rows) {
+  for (const auto& [param_index, rows_of_param] : rows) {
+    check_rows(params, param_index, rows_of_param);
+  }
+  for (const auto& [param_index, rows_of_param] : rows) {
+    sparse_rows[param_index] = rows_of_param;
+  }
 }
 
 }  // namespace ddpx

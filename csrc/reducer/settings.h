@@ -20,9 +20,10 @@ struct ReducerSettings {
   // UserError unless 1 or more.
   void set_divisor(std::optional<int> new_divisor);
 
-  // UserError if the param does not exist, or if `rows` are not ascending row indices of the param.
-  // InternalError if the gradient of the param is not expected to be sparse.
-  void set_sparse_rows(const Params& params, std::size_t param_index, const at::Tensor& rows);
+  // Rows by param index. After an error, no rows have changed. UserError if a param does not exist,
+  // or if its rows are not ascending row indices of the param. InternalError if the gradient of a
+  // param is not expected to be sparse.
+  void set_sparse_rows(const Params& params, const std::map<std::size_t, at::Tensor>& rows);
 
   std::shared_ptr<CommHook> comm_hook;
   bool comm_hook_is_registered = false;  // by the script; otherwise it is of mixed precision

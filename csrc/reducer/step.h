@@ -12,6 +12,7 @@
 #include "../buckets/packing.h"
 #include "../comm/launch_queue.h"
 #include "../readiness/arrival_tracker.h"
+#include "../readiness/grad_versions.h"
 #include "step_collectives.h"
 
 namespace ddpx {
@@ -39,6 +40,10 @@ class Step {
   // get correct means, and launches all buckets that are left. Without effect in a second call.
   // Throws the error of a launch that fails, or that has failed before.
   void launch_rest();
+
+  // Manual finalization: from now to finish(), a change of a gradient is an error of the step. To
+  // be called after launch_rest().
+  void hold_grads();
 
   // Calls launch_rest(), then waits for all buckets and writes the gradients back. Afterwards
   // error() returns the first error of the step. Throws the error of a launch or a wait that fails.
@@ -114,6 +119,7 @@ class Step {
 
   // The end of the step.
   void launch_agreements();
+  void report_changed();
   void compare_calls();
   void finalize_all();
   void finalize(std::size_t bucket_index);
@@ -134,6 +140,7 @@ class Step {
   std::vector<ParamState> params_;
   std::vector<BucketState> buckets_;
   LaunchQueue launches_;
+  GradVersions held_;                 // by hold_grads()
   bool grads_may_change_ = false;     // by the script, at any time; match_peers() on a device
   bool rest_launched_ = false;        // launch_rest() was called
   bool agreements_launched_ = false;  // launch_agreements() was called

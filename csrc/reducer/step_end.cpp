@@ -25,8 +25,38 @@ bool Step::ready() const {
   return launches_.ended() && (context_.communicates() || unfinished().empty());
 }
 
+// A rank without communication keeps its gradients, with the changes of the script.
+void Step::hold_grads() {
+  if (context_.communicates()) {
+    held_.record(context_.params.leaves());
+  }
+}
+
+// The averages are written over what the script did to the gradients.
+void Step::report_changed() {
+  const auto names = context_.params.names_of(held_.pop_changed(context_.params.leaves()));
+  if (names.empty()) {
+    return;
+  }
+  const auto count = names.size();
+  const std::string consequence =
+      context_.options.gradient_as_bucket_view
+          ? "With gradient_as_bucket_view=True, the change may have met the all-reduce of the "
+            "bucket, and ranks may have received different averages. Restart all ranks from a "
+            "checkpoint. "
+          : "param.grad now has the averages without this change. ";
+  report(context_.error(
+      "the script changed " + errors::by_number(count, "the gradient of ", "the gradients of ") +
+      errors::count_params(count) +
+      " between backward() and finalize_backward(): " + join_names(names) + ". " + consequence +
+      "Change gradients only after finalize_backward(). A schedule of "
+      "torch.distributed.pipelining divides gradients by the number of micro-batches: pass "
+      "scale_grads=False to the schedule, and divide after finalize_backward()."));
+}
+
 void Step::finish() {
   launch_rest();
+  report_changed();
   if (!agreements_launched_) {
     collectives_.exchange_use();
   }

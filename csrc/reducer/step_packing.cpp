@@ -182,10 +182,11 @@ void Step::pack_small(std::size_t bucket_index) {
 
 // DDP copies a gradient when it arrives, except in the first step of a static graph. A script that
 // changed a gradient in place since then would get another average. A gradient that shares its
-// memory may have been changed by autograd.
+// memory may have been changed by autograd. DDP does not copy a gradient that lies in its slot.
 void Step::check_unchanged(std::size_t param_index, const at::Tensor& grad) {
   if (version_of(grad) != params_[param_index].version &&
-      grad.unsafeGetTensorImpl()->unique_version()) {
+      grad.unsafeGetTensorImpl()->unique_version() &&
+      !lies_in(context_.buckets.slot_of(param_index), grad)) {
     report(
         errors::at(
             context_.where(),

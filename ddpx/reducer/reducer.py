@@ -150,9 +150,10 @@ class Reducer(_C.Reducer):
             name: ids.detach().to(device=self._device, dtype=torch.int64).unique(sorted=True)
             for name, ids in metadata.items()
         }
-        for name, rows in sorted_rows.items():
-            self.set_sparse_rows(self._sparse_params[name], rows)
-            self.settings.sparse_rows[name] = rows
+        self.set_sparse_rows(
+            {self._sparse_params[name]: rows for name, rows in sorted_rows.items()}
+        )
+        self.settings.sparse_rows.update(sorted_rows)
 
     def set_check_finite(self, enabled: bool) -> None:
         """Sets whether backward raises if a gradient of any rank is not finite."""

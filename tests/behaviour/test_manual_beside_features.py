@@ -248,27 +248,3 @@ def _check_two_wrappers() -> None:
 
 def test_two_wrappers_in_one_backward(ranks):
     ref.on_ranks(ranks, 2, _check_two_wrappers)
-
-
-def _check_slow(mode: str) -> None:
-    from slow_ddp import MODES as SLOW_MODES
-
-    ours = ReducerDDP(ref.build_same(ref.Net), bucket_cap_mb=0.0005, **SLOW_MODES[mode])
-    slow = ref.SlowDDP(ref.build_same(ref.Net), "unused" in mode)
-    ours.require_manual_backward_finalization = True
-    for number in range(4):
-        for model in (slow, ours):
-            ref.seed(number)
-            model.zero_grad()
-            ref.loss_of(model(ref.data())).backward()
-        slow.average()
-        ours.zero_grad(set_to_none=False)  # before the averages are written
-        ours.finalize_backward()
-        ref.assert_same(ours, slow)
-    ref.assert_in_step()
-
-
-@pytest.mark.parametrize("mode", ["default", "static", "unused"])
-def test_zeroed_between(ranks, mode: str):
-    """Without views, the averages replace what the script does with ``param.grad`` meanwhile."""
-    ref.on_ranks(ranks, 2, _check_slow, mode)

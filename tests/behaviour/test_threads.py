@@ -30,7 +30,7 @@ def _look(model: ReducerDDP) -> Any:
     reducer.set_after_sync(lambda: None)
     reducer.remove_recording(_recording())
     with contextlib.suppress(RuntimeError):  # no param is sparse
-        reducer.set_sparse_rows(0, torch.tensor([0]))
+        reducer.set_sparse_rows({0: torch.tensor([0])})
     with contextlib.suppress(RuntimeError):  # refused within a backward
         reducer.set_check_finite(False)
     return reducer.phase, model._get_ddp_logging_data(), reducer.plan.buckets, reducer.used_by_ranks

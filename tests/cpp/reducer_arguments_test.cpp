@@ -42,12 +42,13 @@ TEST(ReducerArguments, TheGateIsAParam) {
 TEST(ReducerArguments, RowsAreALineOfInt64OfAParam) {
   const auto reducer = reducer_over(at::ones({4, 2}).set_requires_grad(true), kOptions);
   const auto rows = at::zeros({1}, at::kLong);
-  EXPECT_NO_THROW(set_sparse_rows(*reducer, 0, rows));
-  EXPECT_THROW(set_sparse_rows(*reducer, 1, rows), UserError);
-  EXPECT_THROW(set_sparse_rows(*reducer, 0, at::zeros({1})), UserError);
-  EXPECT_THROW(set_sparse_rows(*reducer, 0, at::zeros({1, 1}, at::kLong)), UserError);
+  EXPECT_NO_THROW(set_sparse_rows(*reducer, {{0, rows}}));
+  EXPECT_THROW(set_sparse_rows(*reducer, {{1, rows}}), UserError);
+  EXPECT_THROW(set_sparse_rows(*reducer, {{0, at::zeros({1})}}), UserError);
+  EXPECT_THROW(set_sparse_rows(*reducer, {{0, at::zeros({1, 1}, at::kLong)}}), UserError);
   EXPECT_THROW(
-      set_sparse_rows(*reducer, 0, at::zeros({1}, rows.options().device(at::kMeta))), UserError);
+      set_sparse_rows(*reducer, {{0, at::zeros({1}, rows.options().device(at::kMeta))}}),
+      UserError);
 }
 
 TEST(ReducerArguments, DivisorAndSampleRateArePositive) {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "readiness/kept_averages.h"
+#include "readiness/grad_versions.h"
 #include "replica.h"
 
 namespace ddpx {
@@ -201,11 +201,11 @@ TEST(ReducerAverage, AStepWithoutInputsHasWeightZero) {
   EXPECT_EQ(replica.collective->all_reduces().size(), 1 + Replica::kNumParams);
 }
 
-TEST(KeptAverages, AReplacedGradientIsNotKept) {
+TEST(GradVersions, AReplacedGradientIsNotKept) {
   auto param = at::ones({2}, at::kDouble);
   param.set_requires_grad(true);
   param.mutable_grad() = at::ones({2}, at::kDouble);
-  KeptAverages kept;
+  GradVersions kept;
   EXPECT_TRUE(kept.empty());
   kept.record({param});
   EXPECT_EQ(kept.pop_unchanged({param}), Indices{0});

@@ -240,6 +240,19 @@ def test_kept_gradients(ranks, mode, average):
     ranks(2).run(_kept, average, **MODES_OF_DDPX[mode])
 
 
+def _kept_beside_a_cleared_gradient(**options: object) -> None:
+    model = ReducerDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), average="sum", **options)
+    model(torch.ones(2, 4)).sum().backward()
+    model.module[0].weight.grad.zero_()  # in the same bucket
+    with pytest.raises(RuntimeError, match=r"3 parameters still have .*'0.bias', '1.weight', '1"):
+        model(torch.ones(2, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_a_gradient_that_is_kept_beside_a_cleared_gradient(ranks, views):
+    ranks(2).run(_kept_beside_a_cleared_gradient, gradient_as_bucket_view=views)
+
+
 def _kept_by_another_method(average: str) -> None:
     """The forward bypasses the wrapper, as another method of the module does."""
     module = averages.make_module()

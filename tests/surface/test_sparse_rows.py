@@ -88,7 +88,7 @@ def _check_impossible_rows() -> None:
             RuntimeError,
             match=r"row index 1 of .* the row does not exist, or the index is not greater",
         ):
-            model.reducer.set_sparse_rows(index, torch.tensor(rows))
+            model.reducer.set_sparse_rows({index: torch.tensor(rows)})
     model(torch.tensor([2, 3])).sum().backward()
     assert model.module.embedding.weight.grad.to_dense()[2:4].count_nonzero() == 6
 
@@ -98,7 +98,14 @@ def test_rows_that_the_parameter_does_not_have_are_errors(ranks):
     ranks(2).run(_check_impossible_rows)
 
 
-@pytest.mark.parametrize("wrong", [{"head.weight": torch.tensor([0])}, {"other.weight": [0]}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"head.weight": torch.tensor([0])},
+        {"other.weight": [0]},
+        {"other.weight": torch.tensor([99])},
+    ],
+)
 def test_one_wrong_entry_changes_no_rows(ranks, wrong):
     ranks(1).run(_check_one_wrong_entry, wrong)
 
@@ -107,7 +114,7 @@ def _check_one_wrong_entry(wrong: dict[str, Any]) -> None:
     model = ReducerDDP(Net())
     before = torch.tensor([1, 2])
     model._set_sparse_metadata({"embedding.weight": before})
-    with pytest.raises((ValueError, AttributeError)):
+    with pytest.raises((ValueError, AttributeError, RuntimeError)):
         model._set_sparse_metadata({"embedding.weight": torch.tensor([3]), **wrong})
     (rows,) = model.reducer.settings.sparse_rows.values()
     assert rows.equal(before)

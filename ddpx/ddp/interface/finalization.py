@@ -26,7 +26,8 @@ class Finalization:
         ``backward()`` then launches the reduction of all gradients and returns without a wait.
         Until the script calls :meth:`finalize_backward`, gradients are not averaged, and a further
         forward that records a graph, or a further backward, is an error. The script may run other
-        work and other collective calls meanwhile.
+        work and other collective calls meanwhile. It must not change ``param.grad``: a schedule of
+        ``torch.distributed.pipelining`` needs ``scale_grads=False``.
 
         Raises:
             RuntimeError: On assignment: a forward has run, and its step has not ended. Or all
@@ -96,8 +97,9 @@ class Finalization:
             RuntimeError: :attr:`require_manual_backward_finalization` is False. Or gradients are
                 missing in the backward that runs: the call has no effect then, and may be
                 repeated. Or no reduction is pending, as after a backward in :meth:`no_sync`, a
-                backward that raised, or another call in the same step. Or what ``backward()``
-                raises without manual finalization: this call then has ended the step.
+                backward that raised, or another call in the same step. Or the script has changed
+                ``param.grad`` since the backward, or what ``backward()`` raises without manual
+                finalization: this call then has ended the step.
 
         Example:
             >>> model.require_manual_backward_finalization = True
