@@ -1,5 +1,7 @@
 #include "gloo_work.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -20,6 +22,20 @@ constexpr auto kTimeToComplete = std::chrono::seconds(1);
 
 std::exception_ptr torch_error(shm::Error error) {
   return as_torch_error(std::make_exception_ptr(std::move(error)));
+}
+
+// Whether gloo refused the arguments, on this rank alone and before it sent anything. To be called
+// in a handler.
+bool refuses_arguments() {
+  try {
+    throw;
+  } catch (const c10::DistError&) {
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -80,8 +96,8 @@ bool GlooWork::wait(milliseconds timeout) {
     await_end(deadline);
     return wait_until(deadline);
   } catch (...) {
-    if (!inner_->isCompleted()) {
-      throw;  // the caller's timeout is over, or the group has failed
+    if (!inner_->isCompleted() || refuses_arguments()) {
+      throw;  // the caller's timeout is over, the group has failed, or the call is invalid
     }
     std::rethrow_exception(call_.explain(std::current_exception()));
   }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -296,3 +297,33 @@ def _profiled_names() -> set[str]:
 def test_profiler(ranks):
     for names in ranks(2).run(_profiled_names):
         assert {"shm:all_reduce", "shm:barrier"} <= names
+
+
+# ---- calls that gloo refuses ---------------------------------------------------------------------
+
+REFUSED: dict[str, Callable[[dist.ProcessGroup], object]] = {
+    "bits of floats": lambda group: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND, group),
+    "dtype": lambda group: dist.reduce(torch.ones(3, dtype=torch.int16), 0, group=group),
+    "sparse sizes": lambda group: dist.all_reduce(
+        torch.eye(dist.get_rank() + 2).to_sparse(), group=group
+    ),
+}
+
+
+def _check_refused_call(case: str) -> None:
+    gloo, shm = (dist.new_group(backend=backend) for backend in ("gloo", "shm"))
+    texts = []
+    for group in (gloo, shm):
+        with pytest.raises(RuntimeError) as caught:
+            REFUSED[case](group)
+        texts.append(str(caught.value))
+        values = torch.ones(3)
+        dist.all_reduce(values, group=group)
+        assert values.eq(dist.get_world_size()).all()
+    assert texts[1] == texts[0]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_call_that_gloo_refuses_leaves_the_group(ranks, case):
+    """No rank is blamed, and the group works on, as with gloo."""
+    ranks(2).run(_check_refused_call, case)
