@@ -27,7 +27,9 @@ class Finalization:
         Until the script calls :meth:`finalize_backward`, gradients are not averaged, and a further
         forward that records a graph, or a further backward, is an error. The script may run other
         work and other collective calls meanwhile. It must not change ``param.grad``: a schedule of
-        ``torch.distributed.pipelining`` needs ``scale_grads=False``.
+        ``torch.distributed.pipelining`` needs ``scale_grads=False``, and gradients are clipped or
+        unscaled later. Torch does not count the changes of ``GradScaler.unscale_()`` and of
+        ``param.grad.data``, so these raise no error.
 
         Raises:
             RuntimeError: On assignment: a forward has run, and its step has not ended. Or all
