@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/autograd/context/context.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "../buckets/param_grad.h"
@@ -37,11 +38,29 @@ void DistGrads::pull(const at::Tensor& param) {
   }
 }
 
+bool DistGrads::has_any(const std::vector<at::Tensor>& params) const {
+  const auto context = context_.lock();
+  if (!context) {
+    return false;
+  }
+  const auto grads = context->getGradients();
+  return std::any_of(
+      params.begin(), params.end(), [&](const auto& param) { return grads.contains(param); });
+}
+
+bool DistGrads::are_averages() const {
+  const auto context = context_.lock();
+  return context && context == averaged_.lock();
+}
+
 void DistGrads::end(const std::vector<at::Tensor>& params, bool averaged) {
   if (!std::exchange(active_, false)) {
     return;
   }
   const auto context = std::exchange(context_, {}).lock();
+  if (averaged) {
+    averaged_ = context;
+  }
   for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor average = grad_of(params[i]);
     replace_grad(params[i], std::move(set_aside_[i]));

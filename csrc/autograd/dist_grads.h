@@ -32,6 +32,12 @@ class DistGrads {
   // Sets `param.grad` to the gradient in the map. Without effect if the map has none.
   void pull(const at::Tensor& param);
 
+  // Whether the map of the last context has gradients of these params.
+  bool has_any(const std::vector<at::Tensor>& params) const;
+
+  // Whether a step has averaged gradients in this context before.
+  bool are_averages() const;
+
   // The step has ended, or has broken off. Restores the `param.grad` of begin(). With `averaged`,
   // the averages go into the map, also those of params that only other ranks used.
   void end(const std::vector<at::Tensor>& params, bool averaged);
@@ -40,7 +46,8 @@ class DistGrads {
   bool active_ = false;
   // Alive while its backward runs.
   std::weak_ptr<torch::distributed::autograd::DistAutogradContext> context_;
-  std::vector<at::Tensor> set_aside_;  // per param
+  std::weak_ptr<torch::distributed::autograd::DistAutogradContext> averaged_;  // of the last step
+  std::vector<at::Tensor> set_aside_;                                          // per param
 };
 
 }  // namespace ddpx

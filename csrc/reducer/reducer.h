@@ -258,6 +258,8 @@ class Reducer final : public GradListener,
   void check_owner() const;
   void check_joined_step();
   void check_kept_averages();
+  void check_dist_averages();
+  bool no_grads() const;
   void mark_grads_cleared();
   void begin_bypass();
   bool grads_remain() const;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../autograd/running_task.h"
 #include "../buckets/device_stream.h"
 #include "../buckets/grad_values.h"
 #include "../buckets/param_grad.h"
@@ -30,15 +31,19 @@ void Reducer::set_weight(const at::Tensor& tensor) {
   mark_grads_cleared();
 }
 
+bool Reducer::no_grads() const {
+  return context_.params.no_grads() && !dist_grads_.has_any(context_.params.leaves());
+}
+
 void Reducer::mark_grads_cleared() {
-  if (context_.weights.counted() && context_.params.no_grads()) {
+  if (context_.weights.counted() && no_grads()) {
     context_.weights.mark_grads_cleared();
   }
 }
 
 // The first gradient of a backward that reaches no output of the wrapper's forward.
 void Reducer::begin_bypass() {
-  if (!context_.script_grads.kept.empty()) {
+  if (!context_.script_grads.kept.empty() && !running_task::is_distributed()) {
     check_kept_averages();
   }
   context_.weights.count_bypass();
@@ -77,6 +82,9 @@ void Reducer::check_kept_averages() {
 
 bool Reducer::grads_remain() const {
   const auto& leaves = context_.params.leaves();
+  if (dist_grads_.has_any(leaves)) {
+    return true;
+  }
   const bool captured = is_capturing(context_.params.device());
   return std::any_of(leaves.begin(), leaves.end(), [captured](const at::Tensor& leaf) {
     const auto& grad = grad_of(leaf);
@@ -99,11 +107,24 @@ void Reducer::count_weight(WatchedForward forward) {
   if (!weights.is_set()) {
     return;
   }
-  const bool cleared = weights.belongs_to_grads() && context_.params.no_grads();
+  const bool cleared = weights.belongs_to_grads() && no_grads();
   if (cleared || (weights.has_lost() && !grads_remain())) {
     weights.forget();
   }
   weights.count(std::move(forward));
+}
+
+// The gradients of a context of torch.distributed.autograd are not in `param.grad`.
+void Reducer::check_dist_averages() {
+  dist_grads_.remember_context();
+  if (context_.options.average != Average::kMean &&
+      context_.options.mode != GraphMode::kFindUnused && dist_grads_.are_averages()) {
+    context_.raise(
+        "a second averaged backward begins in one context of torch.distributed.autograd, which has "
+        "averaged gradients already. The sum over ranks would contain these gradients once for "
+        "each rank. Use a new context for each averaged backward. To accumulate gradients, run all "
+        "but the last backward in model.no_sync().");
+  }
 }
 
 }  // namespace ddpx

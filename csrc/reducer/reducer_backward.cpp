@@ -31,7 +31,7 @@ void Reducer::on_output_grad(ForwardSync forward) {
   }
   const bool averages = sync_enabled_ && !params.hooks().empty();
   const bool returns_grads = running_task::returns_grads();
-  if (!context_.script_grads.kept.empty() && !returns_grads) {
+  if (!context_.script_grads.kept.empty() && !returns_grads && !running_task::is_distributed()) {
     check_kept_averages();
   }
   if (averages && returns_grads && (forward != ForwardSync::kOff || backward_sync_.prepared())) {
@@ -183,6 +183,7 @@ void Reducer::begin_step() {
   }
   context_.observer.collect();
   if (running_task::is_distributed()) {
+    check_dist_averages();
     dist_grads_.begin(context_.params.leaves());
   }
   context_.params.links().pull_all();
@@ -293,10 +294,11 @@ void Reducer::finish_step() {
     context_.guard.publish_fault(error.what());
     throw;
   }
+  const bool in_dist_context = dist_grads_.active();
   dist_grads_.end(context_.params.leaves(), /*averaged=*/true);
   forward_.record(step_->arrivals());
   context_.history.arrivals.learn(step_->arrivals());
-  if (context_.options.average != Average::kMean) {
+  if (context_.options.average != Average::kMean && !in_dist_context) {
     context_.script_grads.kept.record(context_.params.leaves());
   }
   const auto error = step_->error();

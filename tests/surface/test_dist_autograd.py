@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from new_ranks import run_in_new_ranks
 from torch import nn
 from torch.distributed import rpc
 
+import ddpx
 from ddpx import ReducerDDP
 
 if not rpc.is_available():
@@ -228,3 +230,92 @@ def _check_failure(rank: int, folder: str) -> None:
 
 def test_a_backward_that_raises(tmp_path: Path) -> None:
     _on_ranks(2, tmp_path, _check_failure)
+
+
+# ---- sums and averages by weight -----------------------------------------------------------------
+
+
+def _micro_step(model: Wrapper, context_id: int, number: int, average: str, sync: bool) -> None:
+    if average == "weights":
+        ddpx.set_weight(model, 3 + dist.get_rank() + number)
+    torch.manual_seed(10 * number + dist.get_rank())
+    with nullcontext() if sync else ddpx.no_sync(model):
+        dist_autograd.backward(context_id, [model(torch.randn(6, 16)).square().sum()])
+
+
+def _averages(average: str, number: int) -> dict[str, torch.Tensor]:
+    """The averages of two micro-steps, without a wrapper and without a context."""
+    torch.manual_seed(0)
+    module = Mlp()
+    for micro in (number, number + 1):
+        torch.manual_seed(10 * micro + dist.get_rank())
+        module(torch.randn(6, 16)).square().sum().backward()
+    divisor = {"mean": 2, "sum": 1, "weights": 16 + 4 * number}[average]
+    for param in module.parameters():
+        dist.all_reduce(param.grad)
+        param.grad /= divisor  # type: ignore[operator]
+    return {name: param.grad for name, param in module.named_parameters()}  # type: ignore[misc]
+
+
+def _check_average(rank: int, folder: str, front: Callable[..., Wrapper], mode: str) -> None:
+    """Micro-steps of one context have one average. Each context begins anew."""
+    _init(rank, folder)
+    for average in ("mean", "sum", "weights"):
+        torch.manual_seed(0)
+        module = Mlp()
+        model = front(module, average=average, **MODES[mode], **SMALL_CAP)
+        for number in range(4):
+            with dist_autograd.context() as context_id:
+                _micro_step(model, context_id, number, average, sync=False)
+                _micro_step(model, context_id, number + 1, average, sync=True)
+                grads = dist_autograd.get_gradients(context_id)
+            expected = _averages(average, number)
+            for name, param in module.named_parameters():
+                torch.testing.assert_close(grads[param], expected[name])
+                assert param.grad is None
+            with dist_autograd.context() as context_id:  # ends without an averaged backward
+                _micro_step(model, context_id, number, average, sync=False)
+    _end()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("front", [ReducerDDP, ddpx.replicate])
+def test_averages_of_micro_steps(front: Callable[..., Wrapper], mode: str, tmp_path: Path) -> None:
+    _on_ranks(2, tmp_path, _check_average, front, mode)
+
+
+def _check_kept(rank: int, folder: str) -> None:
+    """A sum that stays in a context must not be summed again. Gradients elsewhere do not count."""
+    _init(rank, folder)
+    for average in ("sum", "weights"):
+        torch.manual_seed(0)
+        model = ReducerDDP(Mlp(), average=average, **SMALL_CAP)
+        for number in range(3):
+            with dist_autograd.context() as context_id:
+                _micro_step(model, context_id, number, average, sync=True)
+                with pytest.raises(RuntimeError, match=r"one context of torch\.distributed\.autograd"):
+                    _micro_step(model, context_id, number, average, sync=True)
+            model.reset()  # waits for the thread that reports the error to the reducer
+        for sync in (True, False):  # an average, or a local gradient
+            model.zero_grad()
+            if average == "weights":
+                ddpx.set_weight(model, 1)
+            with nullcontext() if sync else model.no_sync():
+                model(torch.ones(6, 16)).sum().backward()
+            held = [param.grad.clone() for param in model.parameters()]
+            with dist_autograd.context() as context_id:
+                _micro_step(model, context_id, 0, average, sync=True)
+            for param, grad in zip(model.parameters(), held, strict=True):
+                assert torch.equal(param.grad, grad)
+        if average == "weights":
+            ddpx.set_weight(model, 1)
+        model(torch.ones(6, 16)).sum().backward()
+        with pytest.raises(RuntimeError, match="still have the gradient of the last averaged"):
+            if average == "weights":
+                ddpx.set_weight(model, 1)
+            model(torch.ones(6, 16)).sum().backward()
+    _end()
+
+
+def test_averages_that_stay(tmp_path: Path) -> None:
+    _on_ranks(2, tmp_path, _check_kept)
