@@ -64,6 +64,11 @@ def _with_strange_buffer() -> Any:
     return ReducerDDP(_WithBuffer(torch.ones(2).as_subclass(_NotDescribed)))
 
 
+class _HiddenParams(nn.Linear):
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        raise OSError("the file of the weights is gone")
+
+
 def _with_a_second_wrapper() -> Any:
     module = _net()
     other = nn.ModuleList([module[0], nn.Linear(4, 4)])
@@ -107,6 +112,10 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "sparse parameter": (_with_sparse_param, "0.weight"),
     "compressed parameter": (_with_compressed_param, "0.weight"),
     "strange buffer": (_with_strange_buffer, "only the library may call this"),
+    "parameters that raise": (
+        lambda: ReducerDDP(_HiddenParams(4, 4)),
+        "OSError: the file of the weights is gone",
+    ),
     "sparse gradients": (
         lambda: ReducerDDP(nn.Sequential(nn.Embedding(4, 4, sparse=True), nn.Linear(4, 4))),
         "sparse",

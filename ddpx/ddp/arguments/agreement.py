@@ -92,13 +92,11 @@ def _tell(error: Exception, bind: Callable[[], inspect.BoundArguments]) -> None:
         arguments = bind().arguments
         compares = bool(arguments.get("init_sync", True))
         group = resolve_group(arguments.get("process_group"), arguments.get("device_mesh"))
-        module = arguments.get("module")
-        params = [p for _, p in module.named_parameters()] if isinstance(module, nn.Module) else []
     except Exception:
         return  # a wrong argument that the other ranks have, too
     if not compares or is_alone(group):
         return
-    device = params[0].device if params else torch.device("cpu")
+    device = _device_of(arguments["module"])
     try:
         with health.constructing(group):
             found = _compare({_FAULT: f"{type(error).__name__}: {error}"}, group, device)
@@ -106,6 +104,13 @@ def _tell(error: Exception, bind: Callable[[], inspect.BoundArguments]) -> None:
         return  # the other ranks are gone
     if found is not None:
         raise found from error
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    """The device of the first parameter. The CPU if the module has none, or raises."""
+    with suppress(Exception):
+        return next(param.device for _, param in module.named_parameters())
+    return torch.device("cpu")
 
 
 def make_ranks_agree(
