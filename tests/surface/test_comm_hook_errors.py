@@ -307,6 +307,9 @@ def _check_registration() -> None:
 
     refused: list[tuple[Any, type[Exception], str]] = [
         (3, TypeError, "must be callable"),
+        (lambda bucket: None, TypeError, "cannot be called with two arguments"),
+        (lambda state, bucket, more: None, TypeError, "missing a required argument: 'more'"),
+        (lambda state, *, bucket: None, TypeError, "cannot be called with two arguments"),
         (other_bucket, ValueError, "bucket annotation should be dist.GradBucket"),
         (other_result, ValueError, "return annotation should be torch.futures.Future"),
     ]
@@ -314,6 +317,8 @@ def _check_registration() -> None:
         with pytest.raises(error, match=text):
             model.register_comm_hook(None, hook)
         assert text in str(model._get_ddp_logging_data()["error"])
+
+    ReducerDDP(Mlp()).register_comm_hook(None, lambda *args: allreduce_hook(*args))
 
     def with_text(
         state: object, bucket: torch.distributed.GradBucket

@@ -100,6 +100,14 @@ def check_hook(hook: Callable[..., Any]) -> None:
             "hook(state, bucket) that returns a torch.futures.Future."
         )
     signature = inspect.signature(hook)
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise TypeError(
+            f"Communication hook cannot be called with two arguments: {error}. The signature is "
+            f"{signature}. Pass a function hook(state, bucket) that returns a "
+            "torch.futures.Future."
+        ) from None
     bucket = signature.parameters.get("bucket")
     bucket_types = (inspect.Parameter.empty, dist.GradBucket)
     if (

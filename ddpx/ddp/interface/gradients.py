@@ -83,7 +83,7 @@ class GradientInterface(JoinInterface, Finalization):
                 ``bucket.buffer()``.
 
         Raises:
-            TypeError: The hook is not callable.
+            TypeError: The hook is not callable, or not with two arguments.
             ValueError: The hook has annotations of other types.
             RuntimeError: The wrapper has a hook already, or a backward is running.
 
