@@ -293,7 +293,9 @@ def _check_kept(rank: int, folder: str) -> None:
         for number in range(3):
             with dist_autograd.context() as context_id:
                 _micro_step(model, context_id, number, average, sync=True)
-                with pytest.raises(RuntimeError, match=r"one context of torch\.distributed\.autograd"):
+                with pytest.raises(
+                    RuntimeError, match=r"one context of torch\.distributed\.autograd"
+                ):
                     _micro_step(model, context_id, number, average, sync=True)
             model.reset()  # waits for the thread that reports the error to the reducer
         for sync in (True, False):  # an average, or a local gradient
