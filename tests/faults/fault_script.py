@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms import Join
 
 from ddpx import ReducerDDP
 from ddpx.testing.rank_pool import choose_gpu
@@ -52,7 +54,8 @@ def main() -> None:
     if fault == "finalizer" and rank == victim:
         weakref.finalize(_note, _remove_again)  # at the end of Python
     try:
-        _train(model, fault, victim, device)
+        with Join([model]) if fault == "kill behind Join" else nullcontext():
+            _train(model, fault, victim, device)
     finally:
         if "destroy" in fault:
             dist.destroy_process_group()
@@ -117,6 +120,8 @@ def _train(model: ReducerDDP, fault: str, victim: int, device: str) -> None:
                 thread.join()
         if fault == "kill behind a call" and step == 2:
             dist.all_reduce(torch.ones(4, device=device))
+        if fault == "kill behind Join" and step == 2:
+            break  # no more batches
         if fault == "leave early" and step == 2 and rank == victim:
             break
         loss = model(torch.ones(2, 64, device=device)).sum()

@@ -100,6 +100,7 @@ def _check_survivors(errors: list[str], victim: int, what: str) -> None:
         # Survivors wait in a collective call of the script itself.
         ("kill behind a call", 1, "gloo", -9, "; it was last seen in step 2, phase between"),
         ("kill behind a call", 0, "shm", -9, "; it was last seen in step 2, phase between"),
+        ("kill behind Join", 1, "gloo", -9, "; it was last seen in step 2, phase between"),
         ("leave early", 2, "gloo", 0, "has left"),
         # The logger of the failure detector is a thread.
         ("kill, slow threads", 1, "gloo", -9, "was killed by SIGKILL | died"),
