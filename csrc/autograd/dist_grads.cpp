@@ -57,9 +57,9 @@ void DistGrads::end(const std::vector<at::Tensor>& params, bool averaged) {
   if (!std::exchange(active_, false)) {
     return;
   }
-  const auto context = std::exchange(context_, {}).lock();
+  const auto context = context_.lock();
   if (averaged) {
-    averaged_ = context;
+    averaged_ = std::exchange(context_, {});
   }
   for (std::size_t i = 0; i < params.size(); ++i) {
     const at::Tensor average = grad_of(params[i]);

@@ -43,9 +43,10 @@ void check_weights(ReducerContext& context) {
   }
   if (context.weights.has_lost()) {
     context.raise(
-        "the weights of earlier forwards are forgotten, because a backward in no_sync() raised an "
-        "error or the script called ddpx.reset(model), but gradients of these forwards may remain. "
-        "Clear the gradients (optimizer.zero_grad()), and then call ddpx.reset(model).");
+        "the weights of earlier forwards are forgotten, because a backward raised an error or the "
+        "script called ddpx.reset(model), but gradients of these forwards may remain. Clear the "
+        "gradients (optimizer.zero_grad(), or a new context of torch.distributed.autograd), and "
+        "then call ddpx.reset(model).");
   }
   if (!context.weights.counted()) {
     context.weights.count();  // set for a forward that bypassed the wrapper

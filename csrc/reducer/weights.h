@@ -70,7 +70,7 @@ class Weights {
   // A backward of the last forward has raised. Gradients of earlier forwards may remain, without
   // their weights.
   void break_off() {
-    if (has_lost_ || forwards_.size() > 1) {
+    if (has_lost_ || forwards_.size() + taken_.size() > 1) {
       lose();
     } else {
       forget();

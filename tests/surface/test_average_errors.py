@@ -309,3 +309,30 @@ def _different_averages() -> None:
 
 def test_different_averages(ranks):
     ranks(2).run(_different_averages)
+
+
+def _divide_by_zero(grad: object) -> None:
+    raise ZeroDivisionError
+
+
+def _lost_in_an_averaged_backward() -> None:
+    """The gradients of the micro-step remain, without its weight."""
+    module = averages.make_module()
+    model = ReducerDDP(module, average="weights", bucket_cap_mb=averages.SMALL_CAP)
+    for _ in range(2):
+        with model.no_sync():
+            _step(model, 3)
+        handle = module.first.weight.register_hook(_divide_by_zero)
+        ddpx.set_weight(model, 3)
+        with pytest.raises(ZeroDivisionError):
+            model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+        handle.remove()
+        ddpx.set_weight(model, 3)
+        with pytest.raises(RuntimeError, match="a backward has raised an error, and the weights"):
+            model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+        model.zero_grad()
+        _right_step(model, 0)
+
+
+def test_weights_that_are_lost_in_an_averaged_backward(ranks):
+    ranks(2).run(_lost_in_an_averaged_backward)

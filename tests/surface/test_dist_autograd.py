@@ -321,3 +321,35 @@ def _check_kept(rank: int, folder: str) -> None:
 
 def test_averages_that_stay(tmp_path: Path) -> None:
     _on_ranks(2, tmp_path, _check_kept)
+
+
+def _check_lost_weights(rank: int, folder: str) -> None:
+    """A backward raises, and its context keeps the gradients of a micro-step, without the weight.
+
+    The next averaged backward raises in this context, and works in a new one.
+    """
+    _init(rank, folder)
+    torch.manual_seed(0)
+    model = ReducerDDP(Mlp(), average="weights")
+    for number in range(2):
+        with dist_autograd.context() as context_id:
+            _micro_step(model, context_id, number, "weights", sync=False)
+            handle = model.module.first.weight.register_hook(_fail)
+            with pytest.raises(RuntimeError, match="Error on Node"):
+                _micro_step(model, context_id, number, "weights", sync=True)
+            handle.remove()
+            model.reducer.set_weight(1)  # waits for the thread that reports the error
+            with pytest.raises(RuntimeError, match="a backward has raised"):
+                _micro_step(model, context_id, number, "weights", sync=True)
+        with dist_autograd.context() as context_id:
+            _micro_step(model, context_id, number, "weights", sync=False)
+            _micro_step(model, context_id, number + 1, "weights", sync=True)
+            grads = dist_autograd.get_gradients(context_id)
+        expected = _averages("weights", number)
+        for name, param in model.module.named_parameters():
+            torch.testing.assert_close(grads[param], expected[name])
+    _end()
+
+
+def test_lost_weights(tmp_path: Path) -> None:
+    _on_ranks(2, tmp_path, _check_lost_weights)
