@@ -339,7 +339,7 @@ def _check_lost_weights(rank: int, folder: str) -> None:
                 _micro_step(model, context_id, number, "weights", sync=True)
             handle.remove()
             model.reducer.set_weight(1)  # waits for the thread that reports the error
-            with pytest.raises(RuntimeError, match="a backward has raised"):
+            with pytest.raises(RuntimeError, match="because a backward raised"):
                 _micro_step(model, context_id, number, "weights", sync=True)
         with dist_autograd.context() as context_id:
             _micro_step(model, context_id, number, "weights", sync=False)
