@@ -328,7 +328,9 @@ def _lost_in_an_averaged_backward() -> None:
             model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
         handle.remove()
         ddpx.set_weight(model, 3)
-        with pytest.raises(RuntimeError, match="weights of earlier forwards are forgotten, because a backward raised"):
+        with pytest.raises(
+            RuntimeError, match="earlier forwards are forgotten, because a backward raised"
+        ):
             model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
         model.zero_grad()
         _right_step(model, 0)
