@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from ddpx import ReducerDDP
 from ddpx.comm.all_gather import all_gather_json, all_gather_rows
+from ddpx.timeline.record import clocks
 from ddpx.timeline.record.clocks import Reading, error_of, read_clocks, to_rank_0
 
 
@@ -27,6 +31,27 @@ def test_clocks_are_read(ranks):
     assert foreign[0].error_ns == 0
     assert 0 < foreign[1].error_ns < 50e6
     assert abs(foreign[1].offset_ns) <= foreign[1].error_ns
+
+
+def _answer_late() -> float:
+    """Rank 0 pauses before its answers for longer than ddpx polls for lost ranks."""
+    group = dist.group.WORLD
+    assert group is not None
+    device, identity = torch.device("cpu"), f"machine {group.rank()}"
+    ReducerDDP(torch.nn.Linear(2, 2))  # starts the failure detector
+    if group.rank() == 0:
+        all_gather_json(identity, group, device)
+        time.sleep(0.7)
+        clocks._answer(1, group, device)
+        error_ns = 0.0
+    else:
+        error_ns = read_clocks(group, device, identity).error_ns
+    dist.all_reduce(torch.zeros(1))  # the group still works
+    return error_ns
+
+
+def test_a_late_answer_breaks_no_group(ranks):
+    assert 0 < ranks(2).run(_answer_late)[1] < 50e6
 
 
 def test_drift_is_evened_out():

@@ -6,9 +6,14 @@ round trips to rank 0 and uses the shortest. Rank 0 read its clock at some time 
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +21,10 @@ import torch.distributed as dist
 from ddpx import _C, health
 from ddpx.comm.all_gather import all_gather_json
 
+_T = TypeVar("_T")
+
 _ROUND_TRIPS = 50
+_POLL_INTERVAL_S = 0.1  # for lost ranks
 # The largest drift of two clocks against each other, as a share of the elapsed time. The tolerance
 # of a computer's quartz is 50 ppm. (The drift may be larger while NTP corrects a large offset.)
 _MOST_DRIFT = 100e-6
@@ -86,10 +94,33 @@ def read_clocks(
         if other_identity == identities[0]:
             continue
         if rank == other:
-            reading = _ask(group, device)
+            reading = _watched(functools.partial(_ask, group, device), group, device)
         elif rank == 0:
-            _answer(other, group, device)
+            _watched(functools.partial(_answer, other, group, device), group, device)
     return reading
+
+
+def _watched(exchange: Callable[[], _T], group: dist.ProcessGroup, device: torch.device) -> _T:
+    """Returns the result of ``exchange``. Raises if a rank is lost meanwhile.
+
+    A gloo receive or send that waits with a timeout breaks the group when the timeout is over. So a
+    second thread waits without a timeout, and this thread polls the failure detector.
+    """
+    monitor = health.watch(group)
+    if monitor is None or not _C.needs_abort_polling(group, device):
+        return exchange()
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(exchange())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="ddpx-clocks", daemon=True).start()
+    while not wait([future], timeout=_POLL_INTERVAL_S).done:
+        monitor.raise_if_failed()
+    return future.result()
 
 
 def _ask(group: dist.ProcessGroup, device: torch.device) -> Reading:
@@ -97,8 +128,8 @@ def _ask(group: dist.ProcessGroup, device: torch.device) -> Reading:
     message = torch.zeros(1, dtype=torch.int64, device=device)
     for _ in range(_ROUND_TRIPS):
         begin = _C.steady_now()
-        _send(message, 0, group)
-        _receive(message, 0, group)
+        dist.send(message, group=group, group_dst=0)
+        dist.recv(message, group=group, group_src=0)
         theirs = int(message.item())  # the host waits for the device here
         end = _C.steady_now()
         if (end - begin) / 2 < best.error_ns:
@@ -109,21 +140,10 @@ def _ask(group: dist.ProcessGroup, device: torch.device) -> Reading:
 def _answer(other: int, group: dist.ProcessGroup, device: torch.device) -> None:
     message = torch.zeros(1, dtype=torch.int64, device=device)
     for _ in range(_ROUND_TRIPS):
-        _receive(message, other, group)
+        dist.recv(message, group=group, group_src=other)
         message.cpu()  # the host waits for the device here
         message.fill_(_C.steady_now())
-        _send(message, other, group)
-
-
-# torch's own send and recv would wait for a lost rank without an end.
-
-
-def _send(message: torch.Tensor, other: int, group: dist.ProcessGroup) -> None:
-    health.wait_for(dist.isend(message, group=group, group_dst=other), group, message.device)
-
-
-def _receive(message: torch.Tensor, other: int, group: dist.ProcessGroup) -> None:
-    health.wait_for(dist.irecv(message, group=group, group_src=other), group, message.device)
+        dist.send(message, group=group, group_dst=other)
 
 
 def to_rank_0(at_ns: int, readings: tuple[Reading, ...]) -> float:
