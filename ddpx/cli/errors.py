@@ -54,6 +54,7 @@ def nothing_wrapped(script: str) -> UserMistake:
 def nothing_recorded(script: str) -> UserMistake:
     return UserMistake(
         f"{script} left no recording. A recording needs a model that a rank wraps in "
-        "DistributedDataParallel, and is written when Python ends: os._exit() ends a rank without "
-        "it. ddpx does not reach processes that the script starts by itself, e.g. with mp.spawn."
+        "DistributedDataParallel, and is written when Python ends: a rank that calls os._exit() "
+        "writes none. ddpx does not reach processes that the script starts by itself, e.g. with "
+        "mp.spawn."
     )

@@ -47,9 +47,10 @@ def in_shown_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def hides_memory(tensor: torch.Tensor) -> bool:
-    """Whether the operations of the class are written in Python, and do not tell what it holds.
+    """Whether the class has operations in Python, and no method that names the tensors it holds.
 
-    Such a tensor may have no memory at its own address.
+    The method is ``__tensor_flatten__()``. Without the method, the tensor may have no memory at its
+    own address.
     """
     written_in_python = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     return written_in_python and not is_traceable_wrapper_subclass(tensor)

@@ -285,14 +285,14 @@ def checked_cap() -> float | str | None:
 
 
 def cap_of_text(name: str, text: str) -> float | str:
-    """The bucket size that a text says: a number of MiB, -1 for no limit, or ``auto``.
+    """Parses a bucket size: a number of MiB, -1 for no limit, or ``auto``.
 
     Args:
         name: The name of the variable or option, for errors.
         text: The text.
 
     Raises:
-        ValueError: The text says no bucket size.
+        ValueError: The text is no bucket size.
     """
     if text == AUTO:
         return AUTO

@@ -28,7 +28,7 @@ class _Join(Join):
             super().__exit__(*raised)
 
     def _get_num_nonjoined_procs(self) -> int:
-        """The number of ranks that have batches. In torch's class, this wait has no end."""
+        """The number of ranks that have batches. In torch's class, this wait misses lost ranks."""
         number = torch.zeros(1, device=self._device)
         work = dist.all_reduce(number, group=self._process_group, async_op=True)
         health.wait_for(work, self._process_group, self._device)
