@@ -32,7 +32,7 @@ class DistGrads {
   // Sets `param.grad` to the gradient in the map. Without effect if the map has none.
   void pull(const at::Tensor& param);
 
-  // Whether the map of the last context has gradients of these params.
+  // Whether the map of the last context has gradients of these params that are not averaged yet.
   bool has_any(const std::vector<at::Tensor>& params) const;
 
   // Whether a step has averaged gradients in this context before.
@@ -44,7 +44,7 @@ class DistGrads {
 
  private:
   bool active_ = false;
-  // Alive while its backward runs.
+  // The context of the last backward. Empty after its gradients were averaged.
   std::weak_ptr<torch::distributed::autograd::DistAutogradContext> context_;
   std::weak_ptr<torch::distributed::autograd::DistAutogradContext> averaged_;  // of the last step
   std::vector<at::Tensor> set_aside_;                                          // per param

@@ -19,12 +19,12 @@ class GradVersions {
     return grads_.empty();
   }
 
-  // Takes the present gradients of all params; or of these params.
+  // Takes the present gradients of all params, or of the params with these indices.
   void record(const std::vector<at::Tensor>& params);
   void record(const std::vector<at::Tensor>& params, const std::vector<std::size_t>& param_indices);
 
-  // The params whose gradient is unchanged since record(); or the other params that had a gradient
-  // then. Forgets all.
+  // The params whose gradient is unchanged since record(), or the other params that had a gradient
+  // then. Both functions forget all gradients.
   std::vector<std::size_t> pop_unchanged(const std::vector<at::Tensor>& params);
   std::vector<std::size_t> pop_changed(const std::vector<at::Tensor>& params);
 

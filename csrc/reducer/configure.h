@@ -28,8 +28,9 @@ void set_mixed_precision(Reducer& reducer, Precision precision, std::shared_ptr<
 // From the next step on, gradients are divided by this, or by the world size if nullopt.
 void set_divisor(Reducer& reducer, std::optional<int> divisor);
 
-// From the next step on, the sparse gradient of this param has entries in these rows only, on every
-// rank; see Bucket::set_rows(). UserError if the gradient is not expected to be sparse.
+// Rows by param index. From the next step on, the sparse gradient of such a param has entries in
+// these rows only, on every rank; see Bucket::set_rows(). UserError if a gradient is not expected
+// to be sparse.
 void set_sparse_rows(Reducer& reducer, const std::map<std::size_t, at::Tensor>& rows);
 
 // Whether backward raises, on every rank, if a gradient of any rank is not finite. Costs an

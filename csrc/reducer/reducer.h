@@ -264,6 +264,7 @@ class Reducer final : public GradListener,
   void begin_bypass();
   bool grads_remain() const;
   void forget_weights();
+  void end_loss_if_cleared();
   void count_weight(WatchedForward forward);
 
   // The end of a step: params without a gradient.

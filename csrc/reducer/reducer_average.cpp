@@ -36,6 +36,7 @@ bool Reducer::no_grads() const {
 }
 
 void Reducer::mark_grads_cleared() {
+  end_loss_if_cleared();
   if (context_.weights.counted() && no_grads()) {
     context_.weights.mark_grads_cleared();
   }
@@ -101,14 +102,20 @@ void Reducer::forget_weights() {
   }
 }
 
+void Reducer::end_loss_if_cleared() {
+  if (context_.weights.has_lost() && !grads_remain()) {
+    context_.weights.end_loss();
+  }
+}
+
 // A forward has ended.
 void Reducer::count_weight(WatchedForward forward) {
   auto& weights = context_.weights;
   if (!weights.is_set()) {
     return;
   }
-  const bool cleared = weights.belongs_to_grads() && no_grads();
-  if (cleared || (weights.has_lost() && !grads_remain())) {
+  end_loss_if_cleared();
+  if (weights.belongs_to_grads() && no_grads()) {
     weights.forget();
   }
   weights.count(std::move(forward));

@@ -34,6 +34,9 @@ void Reducer::on_output_grad(ForwardSync forward) {
   if (!context_.script_grads.kept.empty() && !returns_grads && !running_task::is_distributed()) {
     check_kept_averages();
   }
+  if (!returns_grads) {
+    end_loss_if_cleared();
+  }
   if (averages && returns_grads && (forward != ForwardSync::kOff || backward_sync_.prepared())) {
     take_grads();
   }

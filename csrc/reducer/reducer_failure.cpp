@@ -75,6 +75,7 @@ void Reducer::break_off() {
     context_.history.use.forget(context_.params.device());
   }
   forward_.give_up();
+  context_.weights.break_off();
   context_.observer.clock().skip_step();
   context_.observer.peers().break_off();
 }

@@ -74,8 +74,7 @@ bool Weights::has_number() const {
 
 bool Weights::belongs_to_grads() const {
   const auto left_out = [](const auto& forward) { return forward.left_out(); };
-  return has_lost_ ||
-         (!forwards_.empty() && std::none_of(forwards_.begin(), forwards_.end(), left_out));
+  return !forwards_.empty() && std::none_of(forwards_.begin(), forwards_.end(), left_out);
 }
 
 bool Weights::took_too_much() {

@@ -80,17 +80,23 @@ class Weights {
     return has_lost_;
   }
 
-  // Whether a backward has made gradients of a forward that counts.
+  // Whether a backward has reached a forward whose weight is in the sum, or was taken by the step
+  // that is pending.
   bool has_grads() const {
-    return std::any_of(forwards_.begin(), forwards_.end(), [](const auto& forward) {
-      return !forward.left_out();
-    });
+    const auto reached = [](const auto& forward) { return !forward.left_out(); };
+    return std::any_of(forwards_.begin(), forwards_.end(), reached) ||
+           std::any_of(taken_.begin(), taken_.end(), reached);
   }
 
   // As forget(), but gradients of these forwards may remain.
   void lose() {
     forget();
     has_lost_ = true;
+  }
+
+  // The script has cleared the gradients of the forwards that lose() forgot.
+  void end_loss() {
+    has_lost_ = false;
   }
 
   // Whether the sum is of no use if all gradients are undefined: backwards have made gradients of

@@ -82,21 +82,21 @@ def test_another_number_of_kernels_is_an_error():
 
 def test_the_clocks_are_related_by_ranges_on_the_host():
     readings = ClockReadings()
-    readings: list[int] = []
+    stamps: list[int] = []
 
     def run() -> None:
         readings.read()
-        readings.append(_C.steady_now())
+        stamps.append(_C.steady_now())
         with record_function("a range"):
             pass
-        readings.append(_C.steady_now())
+        stamps.append(_C.steady_now())
         readings.read()
 
     events = profile_events(run, "cpu")
     offset_ns, error_ns = readings.offset(events.ranges)
     (found,) = (event.span for event in events.ranges if event.name == "a range")
-    assert readings[0] - error_ns <= found[0] + offset_ns <= found[1] + offset_ns
-    assert found[1] + offset_ns <= readings[1] + error_ns
+    assert stamps[0] - error_ns <= found[0] + offset_ns <= found[1] + offset_ns
+    assert found[1] + offset_ns <= stamps[1] + error_ns
     assert error_ns < 1e6
 
 

@@ -140,42 +140,6 @@ def test_a_backward_of_each_of_two_forwards(ranks):
     ranks(2).run(_backward_of_each_forward)
 
 
-def _reset_forgets() -> None:
-    model = ReducerDDP(averages.make_module(), average="weights")
-    with model.no_sync():
-        _step(model, 1000)
-    ddpx.reset(model)
-    _right_step(model, 0)
-
-
-def test_reset_forgets_local_weights(ranks):
-    ranks(2).run(_reset_forgets)
-
-
-def _reset_with_gradients(clears_first: bool) -> None:
-    """Gradients of a micro-step must not remain when reset() forgets its weight."""
-    model = ReducerDDP(averages.make_module(), average="weights")
-    with model.no_sync():
-        _step(model, 1000)
-    ddpx.reset(model)
-    ddpx.set_weight(model, 3)
-    loss = averages.loss_sum(model(torch.ones(3, 6, dtype=torch.float64)))
-    with pytest.raises(RuntimeError, match=r"weights of earlier forwards .* ddpx\.reset\(model\)"):
-        loss.backward()
-    calls = [lambda: model.zero_grad(set_to_none=False), lambda: ddpx.reset(model)]
-    for call in calls if clears_first else reversed(calls):
-        call()
-    ranks = range(dist.get_world_size())
-    expected = averages.in_one_process(model.module, 0, ranks, 1, "weights")
-    averages.train_step(model, 0, 1, weighs=True)
-    averages.assert_close(averages.gradients(model.module), expected)
-
-
-@pytest.mark.parametrize("clears_first", [True, False])
-def test_reset_does_not_lose_the_weights_of_gradients(ranks, clears_first):
-    ranks(2).run(_reset_with_gradients, clears_first)
-
-
 # ---- gradients that were not cleared -------------------------------------------------------------
 
 
@@ -309,32 +273,3 @@ def _different_averages() -> None:
 
 def test_different_averages(ranks):
     ranks(2).run(_different_averages)
-
-
-def _divide_by_zero(grad: object) -> None:
-    raise ZeroDivisionError
-
-
-def _lost_in_an_averaged_backward() -> None:
-    """The gradients of the micro-step remain, without its weight."""
-    module = averages.make_module()
-    model = ReducerDDP(module, average="weights", bucket_cap_mb=averages.SMALL_CAP)
-    for _ in range(2):
-        with model.no_sync():
-            _step(model, 3)
-        handle = module.first.weight.register_hook(_divide_by_zero)
-        ddpx.set_weight(model, 3)
-        with pytest.raises(ZeroDivisionError):
-            model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
-        handle.remove()
-        ddpx.set_weight(model, 3)
-        with pytest.raises(
-            RuntimeError, match="earlier forwards are forgotten, because a backward raised"
-        ):
-            model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
-        model.zero_grad()
-        _right_step(model, 0)
-
-
-def test_weights_that_are_lost_in_an_averaged_backward(ranks):
-    ranks(2).run(_lost_in_an_averaged_backward)
