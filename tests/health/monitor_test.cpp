@@ -267,7 +267,7 @@ TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
     }
     ranks[1].page().view().stack.write("the stack");
   });
-  const auto stack = request_stack(ranks[0].peers().peer(1), 5 * times::kSecond);
+  const auto stack = request_stack(ranks[0].peers().peer(1), 30 * times::kSecond);
   asked.join();
   ASSERT_TRUE(stack);
   EXPECT_EQ(*stack, "the stack");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import faulthandler
 import os
 import signal
 import sys
@@ -331,6 +332,7 @@ def _serve(
     job: Job, rank: int, folder: str, function: Callable[[Job, int], Any], path: list[str]
 ) -> None:
     sys.path[:] = path
+    faulthandler.dump_traceback_later(TIME_LIMIT_S - 5)  # shows where a rank waits
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     try:
