@@ -89,9 +89,14 @@ def _whole_step(model: Model, local: str = "") -> Step:
     return Step(local=local, left_out=left_out)
 
 
-def _uneven_step(model: Model) -> None:
+def whole_step(model: Model) -> None:
+    """Makes a step of all layers, without gradients of former steps."""
     _zero(model, "none")
     StepRun(model, _whole_step(model)).run()
+
+
+def _uneven_step(model: Model) -> None:
+    whole_step(model)
     _optimizer_step(model)
 
 

@@ -164,7 +164,12 @@ class Trainer:
         self.dies_in_hook = False
         if job.with_hook:
             ddpx.register_comm_hook(self.model, None, self._hook)
-        self.other_group = dist.new_group(backend=job.backend) if job.other_group else None
+        self.other_group = None
+        if job.other_group:
+            # The end of a gloo group waits for its call until the timeout, if a peer still holds
+            # the connection.
+            timeout = timedelta(seconds=15)
+            self.other_group = dist.new_group(backend=job.backend, timeout=timeout)
         self.step = 0
         if job.start is not None:
             self.step, state = job.start
