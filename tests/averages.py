@@ -148,3 +148,22 @@ def outcome_of(weight: float | None, **options: Any) -> str:
         all_nan = bool(found) and all(bool(grad.isnan().all()) for grad in found)
         return f"{call} raises" + (", gradients are NaN" if all_nan else "")
     return "no error"
+
+
+def weighted_step(model: ReducerDDP, weight: object) -> None:
+    """Clears the gradients. Then one forward with this weight, and its backward."""
+    model.zero_grad()
+    add_gradients(model, weight)
+
+
+def add_gradients(model: ReducerDDP, weight: object) -> None:
+    ddpx.set_weight(model, weight)  # type: ignore[arg-type]
+    loss_sum(model(torch.ones(3, 6, dtype=torch.float64))).backward()
+
+
+def right_step(model: ReducerDDP, step: int) -> None:
+    """One step with ``average="weights"`` after cleared gradients, compared with one process."""
+    model.zero_grad()
+    expected = in_one_process(model.module, step, range(dist.get_world_size()), 1, "weights")
+    train_step(model, step, 1, weighs=True)
+    assert_close(gradients(model.module), expected)

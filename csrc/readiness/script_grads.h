@@ -6,7 +6,7 @@
 
 namespace ddpx {
 
-// Both members compare versions of tensors, to see what the script did since the last step.
+// Both members compare tensors with their state at the last step, to see what the script changed.
 // The reducer owns this object, under its mutex.
 struct ScriptGrads {
   GradVersions kept;  // averages other than means, which must be cleared

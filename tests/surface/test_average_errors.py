@@ -38,27 +38,13 @@ NUMBERS: dict[str, object] = {
 }
 
 
-def _step(model: ReducerDDP, weight: object) -> None:
-    model.zero_grad()
-    ddpx.set_weight(model, weight)  # type: ignore[arg-type]
-    averages.loss_sum(model(torch.ones(3, 6, dtype=torch.float64))).backward()
-
-
-def _right_step(model: ReducerDDP, step: int) -> None:
-    model.zero_grad()
-    ranks = range(dist.get_world_size())
-    expected = averages.in_one_process(model.module, step, ranks, 1, "weights")
-    averages.train_step(model, step, 1, weighs=True)
-    averages.assert_close(averages.gradients(model.module), expected)
-
-
 def _wrong(name: str) -> None:
     """Raises at once, on the rank that has the weight, and changes nothing."""
     model = ReducerDDP(averages.make_module(), average="weights")
     weight, kind = WRONG[name]
     with pytest.raises(kind, match=r"\[ddpx rank \d\] the ReducerDDP of Net got the weight .*Pass"):
         ddpx.set_weight(model, weight)  # type: ignore[arg-type]
-    _right_step(model, 0)
+    averages.right_step(model, 0)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -69,9 +55,9 @@ def test_wrong_weights(ranks, name):
 def _numbers(name: str) -> None:
     module = averages.make_module()
     model = ReducerDDP(module, average="weights")
-    _step(model, 3)
+    averages.weighted_step(model, 3)
     expected = averages.gradients(module)
-    _step(model, NUMBERS[name])
+    averages.weighted_step(model, NUMBERS[name])
     averages.assert_close(averages.gradients(module), expected)
 
 
@@ -88,7 +74,7 @@ def _missing() -> None:
         model(items)
     with pytest.raises(RuntimeError, match="no forward since the last averaged backward has a"):
         averages.loss_sum(model.module(items)).backward()
-    _right_step(model, 0)
+    averages.right_step(model, 0)
 
 
 def test_missing_weights(ranks):
@@ -99,12 +85,12 @@ def _zero(**options: object) -> None:
     """All ranks raise in this step. The next step is right."""
     module = averages.make_module()
     model = ReducerDDP(module, average="weights", **options)  # type: ignore[arg-type]
-    _right_step(model, 0)
+    averages.right_step(model, 0)
     with pytest.raises(RuntimeError, match=r"sum to 0.* of this step are NaN.*set_weight\("):
-        _step(model, 0)
+        averages.weighted_step(model, 0)
     for grad in averages.gradients(module):
         assert grad is not None and grad.isnan().all()
-    _right_step(model, 1)
+    averages.right_step(model, 1)
 
 
 @pytest.mark.parametrize("mode", MODES_OF_DDPX)
@@ -117,7 +103,7 @@ def _zero_in_join() -> None:
     model = ReducerDDP(averages.make_module(), average="weights")
     with pytest.raises(RuntimeError, match="sum to 0"), model.join():
         for _ in range(dist.get_rank()):
-            _step(model, 0)
+            averages.weighted_step(model, 0)
 
 
 def test_a_sum_of_zero_in_join(ranks):
@@ -133,7 +119,7 @@ def _backward_of_each_forward() -> None:
         losses.append(averages.loss_sum(model(torch.ones(weight, 6, dtype=torch.float64))))
     with pytest.raises(RuntimeError, match="no backward has reached an output of one"):
         losses[0].backward()
-    _right_step(model, 1)
+    averages.right_step(model, 1)
 
 
 def test_a_backward_of_each_of_two_forwards(ranks):

@@ -13,31 +13,12 @@ from ddpx import ReducerDDP
 _LOST = r"weights of earlier forwards are forgotten, because .* ddpx\.reset\(model\)"
 
 
-def _step(model: ReducerDDP, weight: object) -> None:
-    model.zero_grad()
-    ddpx.set_weight(model, weight)  # type: ignore[arg-type]
-    averages.loss_sum(model(torch.ones(3, 6, dtype=torch.float64))).backward()
-
-
-def _add_gradients(model: ReducerDDP, weight: float) -> None:
-    ddpx.set_weight(model, weight)
-    averages.loss_sum(model(torch.ones(3, 6, dtype=torch.float64))).backward()
-
-
-def _right_step(model: ReducerDDP, step: int) -> None:
-    model.zero_grad()
-    ranks = range(dist.get_world_size())
-    expected = averages.in_one_process(model.module, step, ranks, 1, "weights")
-    averages.train_step(model, step, 1, weighs=True)
-    averages.assert_close(averages.gradients(model.module), expected)
-
-
 def _reset_forgets() -> None:
     model = ReducerDDP(averages.make_module(), average="weights")
     with model.no_sync():
-        _step(model, 1000)
+        averages.weighted_step(model, 1000)
     ddpx.reset(model)
-    _right_step(model, 0)
+    averages.right_step(model, 0)
 
 
 def test_reset_forgets_local_weights(ranks):
@@ -48,7 +29,7 @@ def _reset_with_gradients(clears_first: bool) -> None:
     """Gradients of a micro-step must not remain when reset() forgets its weight."""
     model = ReducerDDP(averages.make_module(), average="weights")
     with model.no_sync():
-        _step(model, 1000)
+        averages.weighted_step(model, 1000)
     ddpx.reset(model)
     ddpx.set_weight(model, 3)
     loss = averages.loss_sum(model(torch.ones(3, 6, dtype=torch.float64)))
@@ -78,7 +59,7 @@ def _lost_in_an_averaged_backward() -> None:
     model = ReducerDDP(module, average="weights", bucket_cap_mb=averages.SMALL_CAP)
     for _ in range(2):
         with model.no_sync():
-            _step(model, 3)
+            averages.weighted_step(model, 3)
         handle = module.first.weight.register_hook(_divide_by_zero)
         ddpx.set_weight(model, 3)
         with pytest.raises(ZeroDivisionError):
@@ -90,7 +71,7 @@ def _lost_in_an_averaged_backward() -> None:
         ):
             model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
         model.zero_grad()
-        _right_step(model, 0)
+        averages.right_step(model, 0)
 
 
 def test_weights_that_are_lost_in_an_averaged_backward(ranks):
@@ -102,11 +83,11 @@ def _reset_before_finalization() -> None:
     model = ReducerDDP(averages.make_module(), average="weights")
     model.require_manual_backward_finalization = True
     with model.no_sync():
-        _step(model, 3)
-    _add_gradients(model, 5)
+        averages.weighted_step(model, 3)
+    averages.add_gradients(model, 5)
     ddpx.reset(model)
     with pytest.raises(RuntimeError, match=_LOST):
-        _add_gradients(model, 4)
+        averages.add_gradients(model, 4)
 
 
 def test_reset_before_finalization(ranks):
@@ -127,16 +108,16 @@ def _failed_hook() -> None:
         return work.get_future().then(lambda done: done.value()[0])
 
     model.register_comm_hook(None, hook)
-    _right_step(model, 0)
+    averages.right_step(model, 0)
     with model.no_sync():
-        _step(model, 3)
+        averages.weighted_step(model, 3)
     fails[0] = True
     with pytest.raises(ValueError, match="planted"):
-        _add_gradients(model, 5)
+        averages.add_gradients(model, 5)
     fails[0] = False
     with pytest.raises(RuntimeError, match=_LOST):
-        _add_gradients(model, 4)
-    _right_step(model, 1)
+        averages.add_gradients(model, 4)
+    averages.right_step(model, 1)
 
 
 def test_weights_that_are_lost_in_a_failed_hook(ranks):
@@ -148,7 +129,7 @@ def _cleared_late(bypasses: bool) -> None:
     module = averages.make_module()
     model = ReducerDDP(module, average="weights")
     with model.no_sync():
-        _step(model, 1000)
+        averages.weighted_step(model, 1000)
     ddpx.reset(model)
     items = averages.batch(0, dist.get_rank(), 0)
     expected = averages.in_one_process(module, 0, range(dist.get_world_size()), 1, "weights")
