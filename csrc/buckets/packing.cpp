@@ -7,6 +7,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/MaybeOwned.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <sstream>
 #include <string>
@@ -38,6 +39,15 @@ void alias_slot(const at::Tensor& param, const Slot& slot) {
     slot.grad_alias = slot.view.variable_data();
   }
   replace_grad(param, slot.grad_alias);
+}
+
+// A graph of the script may have saved the alias. Autograd refuses it from now on, as after an
+// in-place operation.
+void mark_overwritten(const Slot& slot) {
+  const auto& alias = slot.grad_alias;
+  if (alias.defined() && alias.unsafeGetTensorImpl()->version_counter().enabled()) {
+    torch::autograd::impl::bump_version(alias);
+  }
 }
 
 // Whether `grad` is the alias that alias_slot() gave out, and still in the slot.
@@ -235,6 +245,7 @@ void pack(
         given.defined() ? given.to(dtype).div(divisor) : empty_sparse_grad(param, dtype));
     return;
   }
+  mark_overwritten(slot);
   const bool moved = place == GradPlace::kMovedOut && move_out(bucket, slot, param);
   const auto& grad = moved && given.defined() ? grad_of(param) : given;
   if (!grad.defined()) {
@@ -272,6 +283,9 @@ void pack_all(
   SlotRanges copied(bucket);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     const auto& slot = bucket.slots()[i];
+    if (grads[i]) {
+      mark_overwritten(slot);
+    }
     if (grads[i] && !grads[i]->defined()) {
       zeros.add(i);
     } else if (grads[i] && !lies_in(slot, *grads[i])) {
@@ -329,6 +343,7 @@ void write_back(
     }
     const auto reduced = bucket.reduced_slot(*slot);
     if (place == GradPlace::kInSlot) {
+      mark_overwritten(*slot);
       if (!reduced.is_alias_of(slot->view)) {
         copy(reduced, slot->view);
       }
