@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ddpx import errors, health
+from ddpx import errors, health, params
 from ddpx.comm.process_group import resolve_group
 from ddpx.ddp.arguments import agreement
 from ddpx.ddp.fronts import construction
@@ -271,17 +271,20 @@ class ReducerDDP(DDPInterface):
         state["_ddpx"] = self._ddpx.without_ranks()  # a copy gets its own reducer
         state["require_backward_grad_sync"] = self.require_backward_grad_sync
         state["settings_of_reducer"] = self.reducer.settings
+        state["averaged"] = [param.tensor for param in self._ddpx.managed]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         sync = state.pop("require_backward_grad_sync")
         settings_of_reducer = state.pop("settings_of_reducer")
+        averaged = state.pop("averaged")
         super().__setstate__(state)
         self._lazy_init_ran = False
         replica = self._ddpx
         replica.continue_with(resolve_group(None))
-        managed = construction.params_to_average(self)
-        replica.attach(managed, ownership.rivals(replica, managed))
+        with params.unfrozen(averaged):  # ranks may have frozen different parameters meanwhile
+            managed = construction.params_to_average(self)
+            replica.attach(managed, ownership.rivals(replica, managed))
         if self.static_graph:
             self.reducer.set_static_graph()
         self.reducer.apply(settings_of_reducer)

@@ -10,6 +10,7 @@ from ddpx.params.managed import (
     named_managed_buffers,
     named_state,
     names_by_index,
+    unfrozen,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "named_managed_buffers",
     "named_state",
     "names_by_index",
+    "unfrozen",
 ]

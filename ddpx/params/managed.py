@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -83,6 +84,19 @@ def frozen_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedPa
         for name, param in module.named_parameters()
         if not param.requires_grad and name not in ignored
     ]
+
+
+@contextmanager
+def unfrozen(tensors: Sequence[nn.Parameter]) -> Iterator[None]:
+    """In the block, all of ``tensors`` require gradients."""
+    frozen = [tensor for tensor in tensors if not tensor.requires_grad]
+    for tensor in frozen:
+        tensor.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for tensor in frozen:
+            tensor.requires_grad_(False)
 
 
 def named_managed_buffers(

@@ -5,6 +5,8 @@ As in DDP, every rank gets the average of a parameter that some rank has used, f
 
 from __future__ import annotations
 
+import copy
+import io
 import random
 from collections.abc import Callable
 from typing import Any
@@ -232,6 +234,39 @@ def _weights_stay_equal(options: dict[str, Any]) -> None:
 )
 def test_weights_stay_equal(ranks, options, world):
     on_ranks(ranks, world, _weights_stay_equal, options)
+
+
+def _load(model: ReducerDDP) -> ReducerDDP:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: ReducerDDP = torch.load(file, weights_only=False)
+    return loaded
+
+
+def _compare_copies(view: bool) -> None:
+    """A copy averages the parameters of the original, although each rank froze another adapter."""
+    options = {**FIND_UNUSED, "gradient_as_bucket_view": view}
+    model = ReducerDDP(Adapters(), **options)
+    _freeze(model, "ab"[dist.get_rank()])
+    trained = [param.requires_grad for param in model.parameters()]
+    for twin in (copy.deepcopy(model), _load(model)):
+        assert [param.requires_grad for param in twin.parameters()] == trained
+        for number in range(4):
+            frozen = "ab"[dist.get_rank()] if number < 3 else ""
+            for each in (model, twin):
+                torch.manual_seed(10 * number + dist.get_rank())
+                each.zero_grad()
+                _freeze(each, frozen)
+                each(torch.randn(4, 6)).square().mean().backward()
+            for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+                assert torch.equal(ours.grad, theirs.grad)
+    assert_in_step()
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_copies(ranks, view):
+    on_ranks(ranks, 2, _compare_copies, view)
 
 
 def _not_finite() -> str:
