@@ -223,6 +223,8 @@ SAME_EVERYWHERE: dict[str, dict[str, Any]] = {
     "default": {},
     "view": {"gradient_as_bucket_view": True},
     "static": {"static_graph": True},
+    # The wrapper gets a number only when it launches its first bucket.
+    "no comparison at construction": {"init_sync": False},
 }
 
 

@@ -88,6 +88,7 @@ void StepTracker::publish_launch(std::size_t bucket, int64_t num_bytes, int dtyp
   }
   if (calls_.wrapper == kUnnumbered) {
     set_number(monitor_->page().next_number());
+    publish_changed_frozen();
   }
   if (calls_.num_launched == 0) {
     const auto& group = monitor_->state().group;
@@ -127,10 +128,19 @@ void StepTracker::publish_frozen(const ParamIndices& params) {
     return;
   }
   calls_.frozen = digest_of(params);
-  // The first launch of a wrapper gives it a number. The wrapper then publishes in its next step.
-  if (calls_.frozen != published_frozen_ && calls_.wrapper != kUnnumbered) {
+  frozen_.reset();
+  if (calls_.frozen != published_frozen_) {
+    frozen_ = params;
+    publish_changed_frozen();
+  }
+}
+
+// A wrapper without a number publishes when its first launch has given it a number.
+void StepTracker::publish_changed_frozen() {
+  if (frozen_ && calls_.wrapper != kUnnumbered) {
     published_frozen_ = calls_.frozen;
-    monitor_->page().view().frozen.publish(calls_.wrapper, calls_.frozen, params);
+    monitor_->page().view().frozen.publish(calls_.wrapper, calls_.frozen, *frozen_);
+    frozen_.reset();
   }
 }
 

@@ -73,6 +73,7 @@ class StepTracker {
 
  private:
   void set_number(uint32_t wrapper);
+  void publish_changed_frozen();
   Activity activity(Doing doing, std::size_t bucket) const;
 
   std::shared_ptr<Monitor> monitor_;
@@ -83,6 +84,7 @@ class StepTracker {
   std::size_t next_bucket_ = 0;     // the next bucket to launch
   std::optional<uint64_t> sample_;  // of the buckets of this step that are reduced
   uint64_t published_frozen_ = digest_of({});
+  std::optional<ParamIndices> frozen_;  // to be published
 };
 
 }  // namespace ddpx::health
