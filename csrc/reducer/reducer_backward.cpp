@@ -258,14 +258,20 @@ void Reducer::on_graph_task_end(int task_id) {
     finish_step();
     after_sync = after_sync_;
   }
-  if (after_sync) {
-    try {
-      after_sync();
-    } catch (const std::exception& error) {
-      const auto lock = context_.mutex.lock();
-      context_.guard.publish_fault(error.what());
-      throw;
-    }
+  call(after_sync);
+}
+
+// Without the mutex. Tells peers of an error, because they may wait for this rank in the next step.
+void Reducer::call(const std::function<void()>& after_sync) {
+  if (!after_sync) {
+    return;
+  }
+  try {
+    after_sync();
+  } catch (const std::exception& error) {
+    const auto lock = context_.mutex.lock();
+    context_.guard.publish_fault(error.what());
+    throw;
   }
 }
 
@@ -273,10 +279,8 @@ void Reducer::on_graph_task_end(int task_id) {
 void Reducer::begin_empty_step() {
   try {
     begin_step();
-  } catch (...) {
-    if (context_.progress.phase == Phase::kCollecting) {
-      fail();
-    }
+  } catch (const std::exception& error) {
+    give_up(error);
     throw;
   }
 }
@@ -293,8 +297,7 @@ void Reducer::finish_step() {
   try {
     step_->finish();
   } catch (const std::exception& error) {
-    fail();
-    context_.guard.publish_fault(error.what());
+    give_up(error);
     throw;
   }
   const bool in_dist_context = dist_grads_.active();

@@ -1,4 +1,5 @@
 // The methods of Reducer for a step that broke off.
+#include <exception>
 #include <utility>
 
 #include "../autograd/running_task.h"
@@ -29,6 +30,9 @@ void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcep
   if (!scope_.empty()) {
     return;
   }
+  if (backward_sync_.output_reached()) {
+    forward_.give_up();  // the script knows of the error
+  }
   backward_sync_.end(sync_enabled_);
   if (context_.progress.phase == Phase::kFinalized) {
     context_.go_to(Phase::kIdle);
@@ -53,6 +57,15 @@ void Reducer::abandon_step() noexcept {
   if (matched) {
     context_.history.use.unused_streaks = std::move(unused_streaks);
   }
+}
+
+// To be called in a catch block at the end of a backward or of a step. Tells peers of the error,
+// because they may wait for this rank.
+void Reducer::give_up(const std::exception& error) {
+  if (context_.progress.phase != Phase::kIdle) {
+    fail();
+  }
+  context_.guard.publish_fault(error.what());
 }
 
 void Reducer::fail(bool recovers) noexcept {

@@ -1,4 +1,5 @@
 // The methods of Reducer for uneven inputs: ranks without inputs make the steps of the others.
+#include <exception>
 #include <optional>
 
 #include "empty_step.h"
@@ -41,8 +42,8 @@ void Reducer::shadow_step() {
   std::optional<UserError> error;
   try {
     error = EmptyStep(context_).run();
-  } catch (...) {
-    fail();
+  } catch (const std::exception& fault) {
+    give_up(fault);
     throw;
   }
   end_step();

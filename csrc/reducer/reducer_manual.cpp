@@ -2,6 +2,7 @@
 //
 // The end of backward makes all calls that peers wait for. So ranks may call finalize_backward() at
 // different places between collective calls of the script.
+#include <exception>
 #include <functional>
 
 #include "reducer.h"
@@ -72,9 +73,7 @@ void Reducer::finalize_backward() {
     stay_in_backward();
     after_sync = after_sync_;
   }
-  if (after_sync) {
-    after_sync();
-  }
+  call(after_sync);
 }
 
 // The first sentences of these errors have torch's words: scripts and tests look for them.
@@ -138,8 +137,8 @@ void Reducer::await_finalization(bool output_reached) {
   emit(StepEvent::kBackwardEnd);
   try {
     step_->launch_rest();
-  } catch (...) {
-    fail();
+  } catch (const std::exception& error) {
+    give_up(error);
     throw;
   }
   step_->hold_grads();

@@ -175,3 +175,46 @@ def _check_reset_within_backward(mode: str) -> None:
 @ref.modes
 def test_reset_within_backward(ranks, mode, world):
     ref.on_ranks(ranks, world, _check_reset_within_backward, mode)
+
+
+class _TwoHeads(nn.Module):
+    """The backward of the second output raises before any gradient arrives, if ``fails`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(6, 3)
+        self.right = nn.Linear(6, 3)
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        right = self.right(x)
+        return self.left(x), Raises.apply(right) if self.fails else right
+
+
+def _both(model: nn.Module, number: int) -> None:
+    left, right = model(ref.data())
+    ref.backward(model, ref.loss_of(left) + ref.loss_of(right))
+
+
+def _check_second_backward(mode: str) -> None:
+    """The first backward of a forward ends its step. The second one raises."""
+    ours, slow = ref.make_pair(_TwoHeads, mode)
+    ref.check_steps(ours, slow, _both, 2)
+    ours.module.fails = True
+    left, right = ours(ref.data())
+    ref.loss_of(left).backward()
+    with pytest.raises(RuntimeError, match="user code failed"):
+        ref.loss_of(right).backward()
+    ours.module.fails = False
+    ref.check_steps(ours, slow, _both, 2)
+    ours.module.fails = True
+    _, right = ours(ref.data())
+    with pytest.raises(RuntimeError, match="user code failed"):
+        ref.loss_of(right).backward()
+    ours.require_manual_backward_finalization = True  # no backward is expected
+    ref.assert_in_step()
+
+
+@pytest.mark.parametrize("mode", ["default", "view", "unused", "unused-view"])
+def test_second_backward_of_a_forward_fails(ranks, mode):
+    ref.on_ranks(ranks, 2, _check_second_backward, mode)

@@ -77,6 +77,10 @@ def _error_in_hook_after_the_step(model: ReducerDDP) -> None:
     model.register_post_sync_hook(model, _raise)
 
 
+def _error_in_communication_hook(model: ReducerDDP) -> None:
+    model.register_comm_hook(None, lambda state, bucket: _raise())
+
+
 def _changed_dtype(model: ReducerDDP) -> None:
     model.double()
 
@@ -112,14 +116,23 @@ def _train(fault: str, mode: str, front: Callable[..., Any] = ReducerDDP) -> Out
     module.last.bias.requires_grad_(False)
     model = front(module, bucket_cap_mb=1e-5, **MODES[mode])
     let_meet(ddpx.as_ddp(model))
-    error: Exception | None = None
-    try:
+
+    def train() -> None:
         for number in range(10):
             if number == STEP:
                 mark("fault")
                 if _odd():
                     FAULTS[fault][0](model)
             _step(model)
+
+    return _outcome(train)
+
+
+def _outcome(train: Callable[[], None]) -> Outcome:
+    """The error of ``train``. Returns when all ranks have ended their trainings."""
+    error: Exception | None = None
+    try:
+        train()
     except Exception as caught:
         error = caught
     at_s = time.monotonic()
@@ -160,6 +173,70 @@ def test_without_a_wrapper() -> None:
 def test_over_shm() -> None:
     endings = run_ranks(2, _train, "dtype", "default", backend="shm")
     _check(endings, FAULTS["dtype"][1])
+
+
+# ---- manual finalization -------------------------------------------------------------------------
+
+# What the last rank does before its first step.
+AT_THE_END: dict[str, Callable[[ReducerDDP], None]] = {
+    "communication hook": _error_in_communication_hook,  # runs at the end of backward
+    "post-sync hook": _error_in_hook_after_the_step,  # runs in finalize_backward()
+}
+
+
+def _finalize_by_hand(fault: str) -> Outcome:
+    model = ReducerDDP(_Net())
+    model.require_manual_backward_finalization = True
+    let_meet(model)
+    mark("fault")
+    if _odd():
+        AT_THE_END[fault](model)
+
+    def train() -> None:
+        for _ in range(3):
+            _step(model)
+            model.finalize_backward()
+
+    return _outcome(train)
+
+
+@pytest.mark.parametrize("fault", AT_THE_END)
+def test_manual_finalization(fault: str) -> None:
+    _check(run_ranks(2, _finalize_by_hand, fault), "no such sample")
+
+
+# ---- ranks without batches -----------------------------------------------------------------------
+
+
+def _run_out_of_batches() -> Outcome:
+    """The last rank has one batch. Its communication hook raises in the next step of the others."""
+    model = ReducerDDP(_Net())
+    num_batches = 1 if _odd() else 3
+    num_done = 0
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if num_done == num_batches:
+            _raise()
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+    model.register_comm_hook(None, hook)
+    let_meet(model)
+    mark("fault")
+
+    def train() -> None:
+        nonlocal num_done
+        with model.join():
+            for _ in range(num_batches):
+                _step(model)
+                num_done += 1
+
+    return _outcome(train)
+
+
+def test_a_rank_without_batches() -> None:
+    _check(run_ranks(2, _run_out_of_batches), "no such sample")
 
 
 # ---- scripts that train on -----------------------------------------------------------------------
