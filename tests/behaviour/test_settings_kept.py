@@ -160,6 +160,18 @@ def _has_buffer_hook(model: ReducerDDP) -> None:
     assert counter.calls - before == 1
 
 
+def _set_own_buffers(model: ReducerDDP) -> None:
+    model.module.register_buffer("buffer", torch.zeros(1))
+    model.forward_sync_buffers = False
+
+
+def _has_own_buffers(model: ReducerDDP) -> None:
+    model.module.buffer.fill_(dist.get_rank())
+    _step(model)
+    assert model.module.buffer.item() == dist.get_rank()
+    assert not model.forward_sync_buffers
+
+
 SETTINGS: dict[str, tuple[Callable[[ReducerDDP], None], Callable[[ReducerDDP], None]]] = {
     "communication hook": (_set_hook, _has_hook),
     "built-in hook": (_set_builtin_hook, _has_builtin_hook),
@@ -170,6 +182,7 @@ SETTINGS: dict[str, tuple[Callable[[ReducerDDP], None], Callable[[ReducerDDP], N
     "no sync": (_set_local, _is_local),
     "manual finalization": (_set_manual, _is_manual),
     "buffer hook": (_set_buffer_hook, _has_buffer_hook),
+    "own buffers": (_set_own_buffers, _has_own_buffers),
 }
 
 
