@@ -21,6 +21,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 
 from ddpx import _C
+from ddpx.comm import transforms
 from ddpx.ddp.user_module import nested
 from ddpx.ddp.user_module.module_ref import ModuleRef
 
@@ -144,7 +145,8 @@ class MixedPrecision:
         assert self.param_dtype is not None
         # Another tensor may stand in the place of a parameter (functional_call).
         if param.is_leaf and param.requires_grad and param.grad_dtype is None:
-            return _C.lowered(param, self.param_dtype)
+            with transforms.outside():  # torch refuses functions in C++ within a transform
+                return _C.lowered(param, self.param_dtype)
         return param.to(self.param_dtype)
 
     def _lower(self, lowered: Sequence[tuple[_Place, torch.Tensor, nn.Parameter]]) -> None:

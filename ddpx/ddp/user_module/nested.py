@@ -28,7 +28,13 @@ def to_dtype(value: Any, dtype: torch.dtype) -> Any:
 
     Tensors in dataclasses are cast, too, as in DDP.
     """
-    return _convert(value, lambda t: t.to(dtype) if t.data.is_floating_point() else t, True)
+    return _convert(value, lambda t: t.to(dtype) if _is_floating_point(t) else t, True)
+
+
+def _is_floating_point(value: torch.Tensor | PackedSequence) -> bool:
+    # A PackedSequence has no method for this. A tensor within vmap has no `data`.
+    tensor = value.data if isinstance(value, PackedSequence) else value
+    return tensor.is_floating_point()
 
 
 def _convert(value: Any, convert: Callable[[Any], Any], in_dataclasses: bool = False) -> Any:
