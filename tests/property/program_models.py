@@ -22,6 +22,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import ddpx
 from ddpx import ReducerDDP
+from ddpx.params import unfrozen
 
 FACTORS = {"allreduce": 1.0, "doubled": 2.0}
 _DDP_ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
@@ -127,7 +128,10 @@ class Average(Model):
         self.wrapper.forget()
 
     def copy(self) -> None:
-        copied = self._wrap(copy.deepcopy(self.module))
+        module = copy.deepcopy(self.module)
+        params = dict(module.named_parameters())
+        with unfrozen([params[name] for name in self.wrapper.managed]):
+            copied = self._wrap(module)
         copied.last_forward_was_synchronized = self.wrapper.last_forward_was_synchronized
         copied.buffers_from = self.wrapper.buffers_from
         self.wrappers[:] = [copied]

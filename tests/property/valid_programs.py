@@ -262,7 +262,7 @@ class _Actions:
             self.has_wrapped_again = True
         if action.name == "drop newest wrapper" and not self.has_wrapped_again:
             return None
-        if action.name == "copy" and (self.has_hook or self.has_post_sync or self.frozen):
+        if action.name == "copy" and (self.has_hook or self.has_post_sync):
             return None
         if action.name == "post-sync hook":
             self.has_post_sync = True
