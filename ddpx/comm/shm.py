@@ -32,8 +32,8 @@ class ShmOptions:
         order: The order in which the values of the ranks are summed. ``"gloo"`` is the order of
             gloo on one host. The order then depends on the position of an element in the buffer,
             and results equal those of gloo bit for bit. ``"fixed"`` is the order of ranks.
-            Gradients then do not depend on bucket sizes. Default: the value of
-            ``DDPX_SHM_ORDER``, otherwise ``"gloo"``.
+            Gradients then do not depend on bucket sizes, unless ranks are on three or more hosts.
+            Default: the value of ``DDPX_SHM_ORDER``, otherwise ``"gloo"``.
         host_identity: A text. Ranks with different texts do not share memory. Tests use this to
             simulate several hosts on one machine. Default: the value of
             ``DDPX_SHM_HOST_IDENTITY``, otherwise the same text on all ranks.
