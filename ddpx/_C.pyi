@@ -345,7 +345,9 @@ class ShmBackend(Backend):
         inner: Backend,
         order: ShmOrder,
         host_identity: str,
-    ) -> None: ...
+        in_job: list[int],
+    ) -> None:
+        """``in_job`` has the ranks of the job, by rank in the group. Empty: the same ranks."""
     def set_lane(self, index: int, lane: Backend) -> None:
         """Sets the backend of a lane. All ranks of the lane call this."""
     @property

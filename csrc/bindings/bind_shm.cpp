@@ -29,12 +29,13 @@ void bind_shm(py::module_& module) {
                       std::chrono::milliseconds timeout,
                       c10::intrusive_ptr<c10d::Backend> inner,
                       shm::Order order,
-                      std::string host_identity) {
+                      std::string host_identity,
+                      std::vector<int> in_job) {
             return c10::make_intrusive<ShmBackend>(
                 std::move(store),
                 rank,
                 size,
-                ShmOptions{order, timeout, std::move(host_identity)},
+                ShmOptions{order, timeout, std::move(host_identity), std::move(in_job)},
                 std::move(inner));
           }),
           py::arg("store").none(false),
@@ -44,6 +45,7 @@ void bind_shm(py::module_& module) {
           py::arg("inner").none(false),
           py::arg("order"),
           py::arg("host_identity"),
+          py::arg("in_job"),
           NoGil())
       .def(
           "set_lane", &ShmBackend::set_lane, py::arg("index"), py::arg("lane").none(false), NoGil())

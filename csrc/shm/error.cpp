@@ -2,8 +2,8 @@
 
 namespace ddpx::shm {
 
-std::string opening(int rank, const std::string& phase) {
-  return "[ddpx shm rank " + std::to_string(rank) + ", phase " + phase + "] ";
+std::string opening(const std::string& name, const std::string& phase) {
+  return "[ddpx shm " + name + ", phase " + phase + "] ";
 }
 
 std::string without_opening(const std::string& text) {

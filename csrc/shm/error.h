@@ -40,8 +40,8 @@ class Error : public std::runtime_error {
   std::vector<int> culprits_;
 };
 
-// "[ddpx shm rank R, phase P] ".
-std::string opening(int rank, const std::string& phase);
+// "[ddpx shm rank R, phase P] ". `name` is that of the rank: "rank R".
+std::string opening(const std::string& name, const std::string& phase);
 
 // The text without its opening. Failures are stored in this form, since each rank that reports a
 // failure adds its own opening.

@@ -20,7 +20,10 @@ std::unique_ptr<Team> make_team(
             count(size, "rank") + ". Ranks count from 0.");
   }
   auto result = run_rendezvous(
-      channel, rank, size, {options.sizes, options.rendezvous_timeout, options.host_identity});
+      channel,
+      rank,
+      size,
+      {options.sizes, options.rendezvous_timeout, options.host_identity, options.in_job});
   std::vector<os::CpuLimits> limits;
   for (const auto& peer : result.local_peers) {
     limits.push_back(peer.home->home().cpu_limits);
@@ -68,7 +71,7 @@ void Group::check_process() const {
   if (is_forked()) {
     throw Error(
         ErrorKind::kMisuse,
-        "[ddpx shm rank " + std::to_string(rank_) +
+        "[ddpx shm " + topology_.name({rank_}) +
             "] this process was forked off after the process group was made, and is not a rank of "
             "the group. Start the process by spawn, and make a process group in it.");
   }
@@ -79,8 +82,7 @@ void Group::abort(const std::string& reason) {
     return;
   }
   queue_->fail(
-      {ErrorKind::kAborted, "rank " + std::to_string(rank_) + " aborted the group: " + reason},
-      "abort");
+      {ErrorKind::kAborted, topology_.name({rank_}) + " aborted the group: " + reason}, "abort");
 }
 
 }  // namespace ddpx::shm

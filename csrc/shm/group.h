@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "queue.h"
 
@@ -16,6 +17,7 @@ struct GroupOptions {
   HomeSizes sizes{std::size_t{64} << 10, std::size_t{512} << 10};  // must be equal on all ranks
   std::optional<SpinPolicy> spin_policy;                           // default: choose_spin_policy()
   std::string host_identity;                                       // see RendezvousOptions
+  std::vector<int> in_job;                                         // see Topology
 };
 
 // One rank's membership in a group. The backend owns it, and each pending operation shares its

@@ -78,7 +78,7 @@ void Peers::announce(const Arena& arena, uint32_t segment, const Check& check) {
 Error Peers::lost(int index) const {
   return Error(
       ErrorKind::kPeerLost,
-      list_ranks({rank_of(index)}) + " " + loss_of(index).value_or("closed its connection") +
+      name_of(index) + " " + loss_of(index).value_or("closed its connection") +
           ". See the output of that rank.",
       {rank_of(index)});
 }
@@ -126,7 +126,7 @@ std::byte* Peers::locate(
   if (buffer.offset > segment.num_bytes() || num_bytes > segment.num_bytes() - buffer.offset) {
     throw Error(
         ErrorKind::kSystem,
-        list_ranks({rank_of(index)}) + " published a buffer of " + std::to_string(num_bytes) +
+        name_of(index) + " published a buffer of " + std::to_string(num_bytes) +
             " bytes at offset " + std::to_string(buffer.offset) + " of a segment of " +
             std::to_string(segment.num_bytes()) +
             " bytes. Its memory is corrupt: look for code that writes out of bounds.",

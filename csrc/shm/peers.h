@@ -36,6 +36,11 @@ class Peers {
     return topology_;
   }
 
+  // For texts: the name of a local rank.
+  std::string name_of(int index) const {
+    return topology_.name({rank_of(index)});
+  }
+
   const HomeSegment& segment(int index) const {
     return *local_peers_[index].home;
   }

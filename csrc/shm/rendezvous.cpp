@@ -60,7 +60,9 @@ class Rendezvous {
         size_(size),
         options_(options),
         deadline_(Clock::now() + options.timeout),
-        machine_(abstract_socket_domain() + " " + options.host_identity) {}
+        machine_(abstract_socket_domain() + " " + options.host_identity) {
+    names_.in_job = options_.in_job;
+  }
 
   RendezvousResult run() {
     try {
@@ -80,7 +82,7 @@ class Rendezvous {
 
   // Other ranks need not wait for this one.
   void tell(int culprit, const std::string& error) {
-    const auto own = culprit == rank_ ? list_ranks({rank_}) + " failed: " : std::string();
+    const auto own = culprit == rank_ ? names_.name({rank_}) + " failed: " : std::string();
     const auto failure = kFailed + std::to_string(culprit) + " " + own + without_opening(error);
     try {
       for (const auto& key : keys_to_meet_at_) {
@@ -173,7 +175,8 @@ class Rendezvous {
     }
     char* end = nullptr;
     const auto culprit = static_cast<int>(std::strtol(answer.c_str() + 1, &end, 10));
-    throw Error(ErrorKind::kPeerLost, opening(rank_, "rendezvous") + (end + 1), {culprit});
+    throw Error(
+        ErrorKind::kPeerLost, opening(names_.name({rank_}), "rendezvous") + (end + 1), {culprit});
   }
 
   // Empty if the store is gone.
@@ -193,10 +196,10 @@ class Rendezvous {
       const {
     return Error(
         ErrorKind::kTimeout,
-        opening(rank_, "rendezvous") + (ranks.empty() ? "a rank" : list_ranks(ranks)) + " " +
-            fault + " within " + std::to_string(options_.timeout.count()) + " ms" +
-            (cause.empty() ? "" : ": " + cause) + ". See the output of " +
-            (ranks.size() == 1 ? "that rank" : "those ranks") +
+        opening(names_.name({rank_}), "rendezvous") +
+            (ranks.empty() ? "a rank" : names_.name(ranks)) + " " + fault + " within " +
+            std::to_string(options_.timeout.count()) + " ms" + (cause.empty() ? "" : ": " + cause) +
+            ". See the output of " + (ranks.size() == 1 ? "that rank" : "those ranks") +
             ": it may have died, or never started.",
         ranks);
   }
@@ -209,7 +212,7 @@ class Rendezvous {
       Endpoint endpoint;
       words >> endpoint.socket_name >> endpoint.token;
       if (endpoint.token.size() != kTokenBytes) {
-        throw invalid("endpoint of " + list_ranks({rank}), {rank});
+        throw invalid("endpoint of " + names_.name({rank}), {rank});
       }
       endpoints_.emplace(rank, std::move(endpoint));
     }
@@ -324,6 +327,7 @@ class Rendezvous {
       throw invalid("list of hosts: " + host_numbers);
     }
     RendezvousResult result{group_by_id(hosts), {}};
+    result.topology.in_job = options_.in_job;
     for (const int rank : result.topology.local_ranks(rank_)) {
       if (rank == rank_) {
         result.local_peers.push_back({own_home_, nullptr});
@@ -341,6 +345,7 @@ class Rendezvous {
   int rank_;
   int size_;
   const RendezvousOptions& options_;
+  Topology names_;  // of ranks, for texts
   Clock::time_point deadline_;
   std::string machine_;  // ranks of other machines cannot be connected to
   std::vector<std::string> keys_to_meet_at_{

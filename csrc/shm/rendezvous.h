@@ -18,6 +18,7 @@ struct RendezvousOptions {
   std::chrono::milliseconds timeout;
   // For tests: ranks with different identities do not connect to each other.
   std::string host_identity;
+  std::vector<int> in_job = {};  // see Topology
 };
 
 // A rank on the same host.

@@ -143,8 +143,7 @@ void Steps::check_peers(const WaitContext& context) {
     }
     throw fail(
         {ErrorKind::kPeerLost,
-         list_ranks({peers_.rank_of(index)}) + " " + *loss +
-             " while other ranks waited for it in " + phase +
+         peers_.name_of(index) + " " + *loss + " while other ranks waited for it in " + phase +
              ". See the output of that rank. The group cannot continue: restart the job.",
          peers_.rank_of(index)},
         phase);
@@ -159,7 +158,7 @@ void Steps::check_peers(const WaitContext& context) {
   throw fail(
       {ErrorKind::kTimeout,
        phase + " timed out after " + std::to_string(context.timeout.count()) +
-           " ms: " + list_ranks(ranks) + " did not arrive. " +
+           " ms: " + peers_.topology().name(ranks) + " did not arrive. " +
            (ranks.size() == 1 ? "This rank is" : "These ranks are") +
            " slower, stuck, or called fewer operations. If slower, raise the timeout.",
        ranks.front()},
@@ -173,7 +172,7 @@ Error Steps::error_of(const Failure& failure, const std::string& phase) const {
   }
   return Error(
       failure.kind,
-      opening(peers_.rank_of(peers_.own_index()), phase) + failure.text,
+      opening(peers_.name_of(peers_.own_index()), phase) + failure.text,
       std::move(culprits));
 }
 
@@ -185,6 +184,14 @@ Error Steps::fail(const Failure& failure, const std::string& phase) {
 
 std::exception_ptr Steps::fail_with_current_exception(const char* phase) noexcept {
   const int rank = peers_.rank_of(peers_.own_index());
+  const int in_job = peers_.topology().rank_in_job(rank);
+  char name[64];  // as Peers::name_of(), but allocates no memory
+  std::snprintf(
+      name,
+      sizeof(name),
+      in_job == rank ? "rank %d" : "rank %d (rank %d of the job)",
+      rank,
+      in_job);
   char text[sizeof(FailureRecord::text)];
   auto kind = ErrorKind::kSystem;
   try {
@@ -194,15 +201,15 @@ std::exception_ptr Steps::fail_with_current_exception(const char* phase) noexcep
     std::snprintf(
         text,
         sizeof(text),
-        "rank %d: no memory was left in %s (%s). Check the memory limits of its process and host. "
+        "%s: no memory was left in %s (%s). Check the memory limits of its process and host. "
         "The group cannot continue: restart the job.",
-        rank,
+        name,
         phase,
         error.what());
   } catch (const std::exception& error) {
-    std::snprintf(text, sizeof(text), "rank %d: %s failed: %s", rank, phase, error.what());
+    std::snprintf(text, sizeof(text), "%s: %s failed: %s", name, phase, error.what());
   } catch (...) {
-    std::snprintf(text, sizeof(text), "rank %d: %s failed with an unknown exception", rank, phase);
+    std::snprintf(text, sizeof(text), "%s: %s failed with an unknown exception", name, phase);
   }
   record_failure(peers_.shared_state().failure, kind, text, rank);
   os::futex_wake_all(counter_.count);

@@ -68,8 +68,7 @@ Failure Team::failure_of(const Error& error) const {
   if (!error.culprits().empty()) {
     return {error.kind(), text, error.culprits().front()};
   }
-  const int rank = peers_.rank_of(own_index());
-  return {error.kind(), list_ranks({rank}) + ": " + text, rank};
+  return {error.kind(), peers_.name_of(own_index()) + ": " + text, peers_.rank_of(own_index())};
 }
 
 void Team::execute(const Call& call) {
@@ -120,9 +119,8 @@ void Team::check_match() {
     }
     throw steps_.fail(
         {ErrorKind::kMismatch,
-         "ranks called different operations: rank " + std::to_string(peers_.rank_of(0)) +
-             " called " + describe(first) + ", rank " + std::to_string(peers_.rank_of(index)) +
-             " called " + describe(descriptor(index)) +
+         "ranks called different operations: " + peers_.name_of(0) + " called " + describe(first) +
+             ", " + peers_.name_of(index) + " called " + describe(descriptor(index)) +
              ". Every rank must call the same operations in the same order.",
          peers_.rank_of(index)},
         describe(descriptor(own_index())));

@@ -216,7 +216,7 @@ void BetweenHosts::on_exchanged(Chunk& chunk, const std::exception_ptr& error) n
     std::erase(others, rank_);
     fail(
         {shm::ErrorKind::kPeerLost,
-         "the exchange with " + list_ranks(others) +
+         "the exchange with " + reducing_->topology().name(others) +
              " on other hosts failed. A rank of their hosts died, failed or is late: see the "
              "output of the ranks there. The group cannot continue: restart the job. gloo said: " +
              shm::text_of(error)});
@@ -346,7 +346,9 @@ std::exception_ptr BetweenHosts::error() const noexcept {
   try {
     if (failure_) {
       return std::make_exception_ptr(
-          shm::Error(failure_->kind, shm::opening(rank_, kPhase) + failure_->text));
+          shm::Error(
+              failure_->kind,
+              shm::opening(reducing_->topology().name({rank_}), kPhase) + failure_->text));
     }
     return std::make_exception_ptr(
         shm::Error(shm::ErrorKind::kAborted, "[ddpx shm] the process group was destroyed"));

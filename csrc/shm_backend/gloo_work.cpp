@@ -41,6 +41,11 @@ bool refuses_arguments() {
 
 }  // namespace
 
+std::string GlooCall::name_of_rank() const {
+  const auto local = group.lock();
+  return local ? local->topology().name({rank}) : list_ranks({rank});
+}
+
 std::string GlooCall::phase() const {
   return std::string(name) + " through gloo";
 }
@@ -52,7 +57,7 @@ std::exception_ptr GlooCall::failure() const {
     return torch_error(
         shm::Error(
             shm::ErrorKind::kPeerLost,
-            shm::opening(rank, phase()) + shm::without_opening(report->text())));
+            shm::opening(name_of_rank(), phase()) + shm::without_opening(report->text())));
   }
   const auto local = collective ? group.lock() : nullptr;
   const auto failure = local ? local->failure(phase()) : std::nullopt;
@@ -74,7 +79,7 @@ std::exception_ptr GlooCall::explain(const std::exception_ptr& error) const {
   }
   const shm::Failure unknown{
       shm::ErrorKind::kPeerLost,
-      list_ranks({rank}) + ": " + phase() +
+      name_of_rank() + ": " + phase() +
           " failed. Another rank may have died, or may be late: see the output of all ranks. gloo "
           "said: " +
           said,
@@ -82,7 +87,7 @@ std::exception_ptr GlooCall::explain(const std::exception_ptr& error) const {
   const auto local = collective ? group.lock() : nullptr;
   return torch_error(
       local ? local->fail(unknown, phase())
-            : shm::Error(unknown.kind, shm::opening(rank, phase()) + unknown.text));
+            : shm::Error(unknown.kind, shm::opening(name_of_rank(), phase()) + unknown.text));
 }
 
 GlooWork::GlooWork(c10::intrusive_ptr<c10d::Work> inner, GlooCall call)

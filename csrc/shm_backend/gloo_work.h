@@ -36,6 +36,7 @@ struct GlooCall {
   std::exception_ptr failure() const;
 
  private:
+  std::string name_of_rank() const;
   std::string phase() const;
 };
 

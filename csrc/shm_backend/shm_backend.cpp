@@ -53,6 +53,7 @@ shm::GroupOptions group_options(const ShmOptions& options) {
   group.timeout = options.timeout;
   group.rendezvous_timeout = std::min(group.rendezvous_timeout, options.timeout);
   group.host_identity = options.host_identity;
+  group.in_job = options.in_job;
   return group;
 }
 
@@ -124,7 +125,7 @@ at::Tensor ShmBackend::allocate(long numel, const at::TensorOptions& options) {
     return at::from_blob(
         data, {numel}, [block = std::move(block)](void*) mutable { block.reset(); }, options);
   } catch (const shm::Error& error) {
-    const auto text = list_ranks({rank_}) + ": " + shm::without_opening(error.what());
+    const auto text = topology_.name({rank_}) + ": " + shm::without_opening(error.what());
     const shm::Failure failure{error.kind(), text, rank_};
     if (!single_host()) {
       between_hosts()->fail(failure);

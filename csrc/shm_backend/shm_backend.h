@@ -29,6 +29,7 @@ struct ShmOptions {
   shm::Order order = shm::Order::kGloo;
   std::chrono::milliseconds timeout{kBackendDefaultTimeout};
   std::string host_identity;  // for tests: ranks with different identities do not share memory
+  std::vector<int> in_job;    // see shm::Topology
 };
 
 // The backend of one rank. torch's process group owns it. Any thread may call it, if all ranks make

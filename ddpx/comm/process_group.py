@@ -89,6 +89,14 @@ def rank_of_job(group: dist.ProcessGroup) -> int:
     return dist.get_rank() if dist.is_initialized() else group.rank()
 
 
+def ranks_of_job(group: dist.ProcessGroup) -> list[int]:
+    """The ranks of the job, by rank in ``group``. Empty if torch did not create the group."""
+    try:
+        return dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):
+        return []
+
+
 def device_of_calls(group: dist.ProcessGroup, device: torch.device) -> torch.device:
     """The device for small collective calls, on which all ranks of the group agree.
 

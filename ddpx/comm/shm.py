@@ -119,7 +119,14 @@ def _make(options: _DistributedBackendOptions, shm_options: Any) -> _C.ShmBacken
     sum_of = inner.allreduce  # type: ignore[attr-defined]  # not in torch's stub
     check_same_order(order, rank, size, lambda orders: sum_of([orders]).wait())
     backend = _C.ShmBackend(
-        dist.PrefixStore("shm", store), rank, size, timeout, inner, order, identity
+        dist.PrefixStore("shm", store),
+        rank,
+        size,
+        timeout,
+        inner,
+        order,
+        identity,
+        options.global_ranks_in_group,
     )
     connect_lanes(backend, store, timeout)
     return backend

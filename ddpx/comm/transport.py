@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
-from ddpx.comm.process_group import is_alone, is_written_in_python, rank_of_job
+from ddpx.comm.process_group import is_alone, is_written_in_python, rank_of_job, ranks_of_job
 from ddpx.comm.shm import ShmOptions, check_same_order, connect_lanes
 
 Transport = _C.ShmBackend
@@ -172,6 +172,7 @@ def _try(choice: str, group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> 
                 gloo,
                 order,
                 options.chosen_identity(),
+                ranks_of_job(group),
             )
         )
 

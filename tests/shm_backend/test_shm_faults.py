@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -105,6 +106,41 @@ def test_mismatch_names_both_calls():
         assert "rank 0 called all_reduce #1 (SUM of 10 float32" in text
         assert "rank 1 called broadcast #1 (40 uint8 from local rank 0)" in text
         assert seconds < DEADLINE_S
+
+
+def _fail_in_a_smaller_group(fault: str) -> Any:
+    """The group has ranks 1 and 2 of the job, whose ranks in the group are 0 and 1."""
+    group = dist.new_group([1, 2], backend="shm", timeout=timedelta(seconds=4))
+    if dist.get_rank() == 0:
+        return None
+    dist.all_reduce(torch.ones(3), group=group)
+    is_first = dist.get_rank() == 1
+    if is_first and fault == "death":
+        die()
+    if is_first and fault == "late":
+        return None  # the rank stays alive
+    if fault == "gloo":
+        if is_first:
+            die()
+        return error_of(lambda: dist.reduce(torch.ones(3), 1, group=group))
+    size = 4 if fault == "mismatch" and is_first else 3
+    return error_of(lambda: dist.all_reduce(torch.ones(size), group=group))
+
+
+_SAID_IN_A_SMALLER_GROUP = {
+    "death": "rank 0 (rank 1 of the job) died",
+    "late": "rank 0 (rank 1 of the job) did not arrive",
+    "gloo": "rank 1 (rank 2 of the job): reduce through gloo failed",
+    "mismatch": "rank 0 (rank 1 of the job) called all_reduce #1 (SUM of 4 float32",
+}
+
+
+@pytest.mark.parametrize("fault", _SAID_IN_A_SMALLER_GROUP)
+def test_a_smaller_group_names_ranks_of_the_job(fault):
+    text, seconds = run_mortal(3, _fail_in_a_smaller_group, fault, stay=True)[2].value
+    assert "[ddpx shm rank 1 (rank 2 of the job), phase " in text
+    assert _SAID_IN_A_SMALLER_GROUP[fault] in text
+    assert seconds < 4.0 + DEADLINE_S
 
 
 def _die_at_once() -> None:
