@@ -345,7 +345,7 @@ class ShmBackend(Backend):
         inner: Backend,
         order: ShmOrder,
         host_identity: str,
-        in_job: list[int],
+        in_job: Sequence[int],
     ) -> None:
         """``in_job`` has the ranks of the job, by rank in the group. Empty: the same ranks."""
     def set_lane(self, index: int, lane: Backend) -> None:

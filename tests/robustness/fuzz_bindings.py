@@ -225,7 +225,11 @@ class Program:
                     elements = annotation.slice
                 each = [self._right("", element) for element in elements.elts]
                 return Drawn(tuple(e.value for e in each), f"({', '.join(e.text for e in each)},)")
-            assert kind == "Sequence", kind
+            if kind == "Mapping":
+                assert isinstance(annotation.slice, ast.Tuple)
+                key, value = (self._right("", each) for each in annotation.slice.elts)
+                return Drawn({key.value: value.value}, f"{{{key.text}: {value.text}}}")
+            assert kind in ("Sequence", "list"), kind
             items = [
                 self._right("", annotation.slice) for _ in range(self._draw(st.integers(0, 4)))
             ]
