@@ -58,17 +58,6 @@ TEST(RecentStepsTest, TheFirstStepThatDiffersIsFound) {
   EXPECT_EQ(ours.find_mismatch(theirs.reduced())->first.step, 14);
 }
 
-TEST(RecentStepsTest, WrappersWhoseNumbersWentAroundAreNotTakenForEachOther) {
-  RecentSteps ours;
-  RecentSteps theirs;
-  ours.publish(sample_of(3, 2));
-  auto other = sample_of(3, 2 + kNumModels);
-  other.results = 3;
-  theirs.publish(other);
-  EXPECT_EQ(model_of(2), model_of(2 + kNumModels));
-  EXPECT_FALSE(differ(ours, theirs));
-}
-
 // The backwards of two wrappers may run in two threads, and their steps may have the same place.
 TEST(RecentStepsTest, StepsOfTwoThreadsAreNotMixed) {
   constexpr uint32_t kSteps = 200'000;

@@ -75,14 +75,6 @@ TEST(TextsTest, AFailureWithoutLostRanksOfTheGroupTravels) {
   EXPECT_EQ(found->describe(), "the launcher died");
 }
 
-TEST(TextsTest, AMismatchHasNoCasualties) {
-  const Failure failure{FailureKind::kMismatch, {}, "ranks made different calls"};
-  const auto found = Failure::decode(failure.encode());
-  ASSERT_TRUE(found);
-  EXPECT_EQ(found->kind, FailureKind::kMismatch);
-  EXPECT_EQ(found->describe(), "ranks made different calls");
-}
-
 TEST(TextsTest, RubbishIsNoFailure) {
   for (const auto& record :
        {std::string(),
@@ -176,16 +168,6 @@ TEST(TextsTest, ValuesOfOtherProcessesAreChecked) {
   EXPECT_FALSE(Failure::decode(encode(uint8_t{9}, std::string(), many)));
   EXPECT_EQ(Failure::decode(encode(uint8_t{0}, std::string(), many))->lost.size(), 65533u);
   EXPECT_EQ(Activity::unpacked(~uint64_t{0}, 0).doing, Doing::kPending);
-}
-
-TEST(TextsTest, AnActivityIsUnpackedAsItWasPacked) {
-  const Activity activity{Doing::kHook, 7, 0xabcd, 0x12345678, 9};
-  const auto found = Activity::unpacked(activity.packed(), 9);
-  EXPECT_EQ(found.doing, Doing::kHook);
-  EXPECT_EQ(found.model, 7);
-  EXPECT_EQ(found.bucket, 0xabcd);
-  EXPECT_EQ(found.step, 0x12345678u);
-  EXPECT_EQ(found.since_ns, 9);
 }
 
 TEST(TextsTest, SecondsHaveNoExponent) {
