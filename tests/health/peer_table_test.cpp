@@ -106,8 +106,15 @@ class NoFreeFiles {
   rlimit before_{};
 };
 
+// The table of the host of rank 0, of which no other rank is a member.
+std::shared_ptr<HostTable> new_table() {
+  auto table = OwnPage(1, /*world_size=*/2).host();
+  table->decide_host(1);
+  return table;
+}
+
 std::shared_ptr<Peer> peer_of(const Introduction& introduction) {
-  return std::make_shared<Peer>(introduction, os::this_process(), nullptr);
+  return std::make_shared<Peer>(introduction, os::this_process(), new_table());
 }
 
 bool differ(const PeerTable& peers, const StepCalls& ours) {
@@ -344,14 +351,6 @@ TEST_F(PeerTableTest, NumbersOfCallsAreTold) {
 
 // ---- which ranks are local ----------------------------------------------------------------------
 
-// The table of a host, of which the child is a member.
-std::shared_ptr<HostTable> table_with(const Introduction& introduction) {
-  const auto table = OwnPage(1, /*world_size=*/2).host();
-  table->decide_host(1);
-  table->introduce(introduction, 1);
-  return table;
-}
-
 TEST(PeerTest, ARankWhosePageCannotBeOpenedIsLocalIfItsProcessIsSeen) {
   Child child;
   auto introduction = child.introduction();
@@ -380,7 +379,9 @@ TEST(PeerTest, AMemberOfTheHostThatHasEndedIsDead) {
   ++introduction.process.start_time;
   ++introduction.token;
   PeerTable peers(0, 2);
-  peers.meet(table_with(introduction), os::this_process());
+  const auto table = new_table();
+  table->introduce(introduction, 1);
+  peers.meet(table, os::this_process());
   ASSERT_TRUE(peers.peer(1));
   EXPECT_TRUE(find_dead(peers, Left::kAll));
 }

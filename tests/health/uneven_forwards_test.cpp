@@ -19,7 +19,7 @@ class UnevenForwards : public testing::Test {
  protected:
   UnevenForwards() {
     const auto introduction = Introduction::own(1, "", theirs_.fd(), theirs_.view().token.load());
-    peers_.add(std::make_shared<Peer>(introduction, os::this_process(), nullptr));
+    peers_.add(std::make_shared<Peer>(introduction, os::this_process(), ours_.host()));
     ours_.view().num_syncs = 5;
     theirs_.view().num_syncs = 4;
   }

@@ -24,39 +24,35 @@ std::shared_ptr<StatusPage> open_page(const Introduction& rank, int world_size) 
   }
 }
 
-Peer::Peer(Introduction introduction, const os::ProcessId& self, std::shared_ptr<HostTable> host)
-    : introduction_(std::move(introduction)), host_(std::move(host)) {
+Peer::Peer(
+    Introduction introduction, const os::ProcessId& self, const std::shared_ptr<HostTable>& host)
+    : introduction_(std::move(introduction)), entry_(host, &host->rank(introduction_.rank)) {
   if (introduction_.process.machine != self.machine) {
     return;
   }
   page_ = open_page(introduction_, /*world_size=*/1);
   watch_.emplace(introduction_.process);
-  const bool is_member = host_ && host_->is_member(rank());
-  if (!page_ && !is_member && (watch_->ended() || watch_->state() == 0)) {
+  if (!page_ && !host->is_member(rank()) && (watch_->ended() || watch_->state() == 0)) {
     watch_.reset();
   }
-}
-
-const HostTable::Rank* Peer::entry() const {
-  return host_ ? &host_->rank(rank()) : nullptr;
 }
 
 Presence Peer::presence() const {
   if (page_) {
     return page_->presence();
   }
-  return entry() != nullptr && entry()->has_left ? Presence::kLeft : Presence::kThere;
+  return entry_->has_left ? Presence::kLeft : Presence::kThere;
 }
 
 std::optional<Activity> Peer::activity() const {
   if (page_) {
     return page_->activity();
   }
-  return entry() != nullptr ? entry()->activity.known() : std::nullopt;
+  return entry_->activity.known();
 }
 
 uint64_t Peer::num_calls() const {
-  return page_ ? page_->num_calls.load() : entry() != nullptr ? entry()->num_calls.load() : 0;
+  return page_ ? page_->num_calls.load() : entry_->num_calls.load();
 }
 
 std::optional<Activity> Peer::device() const {
@@ -64,7 +60,7 @@ std::optional<Activity> Peer::device() const {
 }
 
 int64_t Peer::heard_ns() const {
-  return entry() != nullptr ? entry()->heard_ns.load() : 0;
+  return entry_->heard_ns;
 }
 
 std::optional<std::string> request_stack(const std::shared_ptr<Peer>& peer, int64_t timeout_ns) {

@@ -17,8 +17,9 @@ class Peer {
  public:
   // A peer is local if this process can open its status page, or finds its process with the claimed
   // start time. Copies of a virtual machine claim to be the same machine. `host` is the table of
-  // this rank's host, or null in tests.
-  Peer(Introduction introduction, const os::ProcessId& self, std::shared_ptr<HostTable> host);
+  // this rank's host.
+  Peer(
+      Introduction introduction, const os::ProcessId& self, const std::shared_ptr<HostTable>& host);
 
   int rank() const {
     return introduction_.rank;
@@ -62,10 +63,8 @@ class Peer {
   int64_t heard_ns() const;
 
  private:
-  const HostTable::Rank* entry() const;
-
   const Introduction introduction_;
-  const std::shared_ptr<HostTable> host_;
+  const std::shared_ptr<const HostTable::Rank> entry_;  // in the table of this rank's host
   std::optional<os::ProcessWatch> watch_;
   std::shared_ptr<StatusPage> page_;
 };
