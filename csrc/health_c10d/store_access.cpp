@@ -42,7 +42,7 @@ class Connection final : public health::Store {
     return get_text(*store_, key);
   }
   std::string set_first(const std::string& key, const std::string& text) override {
-    return set_first_text(*store_, key, text);
+    return to_text(store_->compareSet(key, {}, to_bytes(text)));
   }
   void append(const std::string& key, const std::string& text) override {
     append_text(*store_, key, text);

@@ -44,10 +44,4 @@ inline void append_text(c10d::Store& store, const std::string& key, const std::s
   }
 }
 
-// Sets a key unless it exists. Returns its text afterwards.
-inline std::string set_first_text(
-    c10d::Store& store, const std::string& key, const std::string& text) {
-  return to_text(store.compareSet(key, std::vector<uint8_t>(), to_bytes(text)));
-}
-
 }  // namespace ddpx
