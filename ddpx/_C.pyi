@@ -154,16 +154,6 @@ class Doing:
     BUFFERS: ClassVar[Doing]
     FORWARD: ClassVar[Doing]
 
-class FailureKind:
-    """``health::FailureKind`` of ``csrc/health/verdict/failure.h``."""
-
-    DEAD: ClassVar[FailureKind]
-    LEFT: ClassVar[FailureKind]
-    STALLED: ClassVar[FailureKind]
-    MISMATCH: ClassVar[FailureKind]
-    FROZEN: ClassVar[FailureKind]
-    FORWARDS: ClassVar[FailureKind]
-
 class LostRank:
     """``health::LostRank`` of ``csrc/health/verdict/failure.h``: a rank that is lost."""
 
@@ -184,7 +174,8 @@ class RankReport:
     """``health::RankReport`` of ``csrc/health/verdict/failure.h``: a failure as a rank meets it."""
 
     @property
-    def kind(self) -> FailureKind: ...
+    def error_name(self) -> str:
+        """The error to raise, such as ``"ddpx.RankFailure"``."""
     @property
     def lost(self) -> list[LostRank]: ...
     @property
@@ -254,10 +245,11 @@ class Monitor:
         """``hosts`` are the results of :meth:`find_host` of all ranks; 0 without a monitor."""
     def introduce(self) -> None:
         """Lets ranks meet through the store, without a collective call."""
-    def this_rank(self) -> dict[str, Any]:
-        """As an element of :meth:`ranks`, without ``agreement``, ``local`` and ``ending``."""
     def ranks(self) -> list[dict[str, Any]]:
-        """By rank, what is known of it; empty for this rank and those that were not met."""
+        """The status of each rank. Empty for unknown ranks.
+
+        This rank has no ``agreement``, ``local`` and ``ending``.
+        """
     def name_ranks(self, in_job: list[int]) -> None:
         """By rank in the group: that in the job, for texts."""
     def publish_fault(self, text: str, is_of_module: bool) -> None:

@@ -94,10 +94,6 @@ py::dict status_of(
   return rank;
 }
 
-py::dict status_of_this_rank(const Monitor& monitor) {
-  return status_of(monitor, monitor.state().own, monitor.state().activity(), /*alive=*/true);
-}
-
 py::dict status_of_peer(const Monitor& monitor, const health::Peer& peer) {
   auto rank = status_of(monitor, peer.introduction(), peer.activity(), !peer.ended());
   rank["agreement"] =
@@ -118,6 +114,9 @@ std::vector<py::dict> status_of_ranks(Monitor& monitor) {
   for (const auto& peer : peers) {
     ranks.push_back(peer ? status_of_peer(monitor, *peer) : py::dict());
   }
+  const auto& own = monitor.state().own;
+  ranks.at(static_cast<std::size_t>(own.rank)) =
+      status_of(monitor, own, monitor.state().activity(), /*alive=*/true);
   return ranks;
 }
 
@@ -236,13 +235,6 @@ void bind_health(py::module_& module) {
       .value("OUTSIDE", health::Doing::kOutside)
       .value("BUFFERS", health::Doing::kBuffers)
       .value("FORWARD", health::Doing::kForward);
-  py::enum_<health::FailureKind>(module, "FailureKind")
-      .value("DEAD", health::FailureKind::kDead)
-      .value("LEFT", health::FailureKind::kLeft)
-      .value("STALLED", health::FailureKind::kStalled)
-      .value("MISMATCH", health::FailureKind::kMismatch)
-      .value("FROZEN", health::FailureKind::kFrozen)
-      .value("FORWARDS", health::FailureKind::kForwards);
   py::class_<health::LostRank>(module, "LostRank")
       .def_readonly("rank", &health::LostRank::rank)
       .def_property_readonly("host", text_of(&health::LostRank::host))
@@ -252,7 +244,8 @@ void bind_health(py::module_& module) {
       .def_property_readonly("last_seen", text_of(&health::LostRank::last_seen));
   py::class_<health::RankReport>(module, "RankReport")
       .def_property_readonly(
-          "kind", [](const health::RankReport& report) { return report.failure.kind; })
+          "error_name",
+          [](const health::RankReport& report) { return health::error_name(report.failure.kind); })
       .def_property_readonly(
           "lost", [](const health::RankReport& report) { return report.failure.lost; })
       .def_readonly("rank", &health::RankReport::rank)
@@ -311,7 +304,6 @@ void bind_health(py::module_& module) {
       .def(
           "introduce", [](Monitor& self) { self.state().channel->introduce(); }, NoGil())
       .def("ranks", &status_of_ranks)
-      .def("this_rank", &status_of_this_rank)
       .def(
           "name_ranks",
           [](Monitor& self, std::vector<int> in_job) {

@@ -256,8 +256,7 @@ class _Move:
 
     def _await_published_state(self, monitor: _C.Monitor, agreement: Agreement) -> None:
         deadline = time.monotonic() + self._attempt.total_seconds()
-        others = len(agreement.members) - 1
-        while sum(bool(state) for state in monitor.ranks()) < others:
+        while sum(bool(state) for state in monitor.ranks()) < len(agreement.members):
             if time.monotonic() > deadline or not self.rendezvous.all_live(agreement):
                 raise errors.shrink_failed()
             time.sleep(_POLL_INTERVAL_S)

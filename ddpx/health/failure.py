@@ -137,14 +137,7 @@ class RankMismatch(RankError):
 for _error in (RankError, RankFailure, RankStalled, RankMismatch):
     _error.__module__ = "ddpx"
 
-_KINDS: dict[_C.FailureKind, type[RankError]] = {
-    _C.FailureKind.DEAD: RankFailure,
-    _C.FailureKind.LEFT: RankFailure,
-    _C.FailureKind.STALLED: RankStalled,
-    _C.FailureKind.MISMATCH: RankMismatch,
-    _C.FailureKind.FROZEN: RankMismatch,
-    _C.FailureKind.FORWARDS: RankMismatch,
-}
+_BY_NAME = {f"ddpx.{error.__name__}": error for error in (RankFailure, RankStalled, RankMismatch)}
 
 
 def from_report(report: _C.RankReport) -> RankError:
@@ -156,7 +149,7 @@ def from_report(report: _C.RankReport) -> RankError:
     text = report.text
     if report.own_stack:
         text += f"\nWhen the others gave up, this rank was at:{innermost_frames(report.own_stack)}"
-    return _KINDS[report.kind](
+    return _BY_NAME[report.error_name](
         text,
         lost,
         report.rank,

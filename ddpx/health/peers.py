@@ -89,7 +89,6 @@ def peer_status(model: Wrapper | nn.Module) -> list[RankStatus]:
         1 True
     """
     monitor = _monitor(_group(model))
-    known = [rank for rank in monitor.ranks() if rank] + [monitor.this_rank()]
     return [
         RankStatus(
             rank["rank"],
@@ -100,7 +99,8 @@ def peer_status(model: Wrapper | nn.Module) -> list[RankStatus]:
             rank["since_s"],
             rank["rank"] == monitor.rank,
         )
-        for rank in sorted(known, key=lambda rank: int(rank["rank"]))
+        for rank in monitor.ranks()
+        if rank
     ]
 
 
