@@ -38,7 +38,7 @@ std::vector<std::shared_ptr<Monitor>> make_ranks(int size) {
     group.rank = rank;
     group.world_size = size;
     group.gone = [] { return false; };
-    group.abort = [](const auto&) {};
+    group.abort = [] {};
     monitors.push_back(Watchdog::instance().watch(group, access_to(store)));
   }
   const auto met = [&monitors] {

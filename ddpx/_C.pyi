@@ -206,9 +206,8 @@ class HealthRecord:
     def message(self) -> str: ...
     @property
     def fields(self) -> dict[str, str]: ...
-    @property
-    def token(self) -> int:
-        """Of the status page of the rank that it is about."""
+    def answer_stack_request(self, stack: str) -> None: ...
+    def publish_recorded_calls(self, calls: Sequence[tuple[int, str]]) -> None: ...
 
 INTRODUCTION_BYTES: int  # the most bytes of Monitor.introduction()
 
@@ -293,12 +292,10 @@ def set_health_log_reader(start: Callable[[], object] | None) -> None:
     With None, no further thread starts, and no ``start`` runs any more, unless one takes a second.
     """
 
-def answer_stack_request(token: int, stack: str) -> None: ...
 def abort_group(process_group: dist.ProcessGroup) -> None:
     """Aborts the calls of a group that the script does not use any more. This may take long."""
 
 def await_watchdogs_of_aborted() -> None: ...
-def publish_recorded_calls(token: int, calls: Sequence[tuple[int, str]]) -> None: ...
 def explain_error(said: str) -> None:
     """Calls :meth:`Monitor.explain_error` of all groups."""
 

@@ -16,7 +16,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../errors.h"
-#include "../health/interrupt.h"
 #include "../health/machine/peer.h"
 #include "../health/machine/record.h"
 #include "../health/watchdog.h"
@@ -229,7 +228,8 @@ void bind_health(py::module_& module) {
       error.restore();
     }
   });
-  health::set_raiser(raise_in_python);
+  health::raiser = &raise_in_python;
+  health::interrupt = &raise_in_main_thread;
 
   py::enum_<health::Doing>(module, "Doing")
       .value("OUTSIDE", health::Doing::kOutside)
@@ -260,13 +260,35 @@ void bind_health(py::module_& module) {
       .def_property_readonly(
           "text", [](const health::RankReport& report) { return any_text(report.text()); });
 
+  using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<health::Record>(module, "HealthRecord")
       .def_readonly("event", &health::Record::event)
       .def_property_readonly("message", text_of(&health::Record::message))
       .def_readonly("fields", &health::Record::fields)
-      .def_readonly("token", &health::Record::token);
+      .def(
+          "answer_stack_request",
+          [](const health::Record& self, const std::string& stack) {
+            if (const auto group = self.group.lock()) {
+              group->page.view().stack.write(stack);
+            }
+          },
+          py::arg("stack"),
+          NoGil())
+      .def(
+          "publish_recorded_calls",
+          [](const health::Record& self,
+             const std::vector<std::pair<uint64_t, std::string>>& calls) {
+            std::string record;
+            for (const auto& [number, call] : calls) {
+              record += health::encode(number, call);
+            }
+            if (const auto group = self.group.lock()) {
+              group->page.view().recorded.write(record);
+            }
+          },
+          py::arg("calls"),
+          NoGil());
 
-  using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<Monitor, NoGilShared<Monitor>>(module, "Monitor")
       .def_property_readonly("rank", [](Monitor& self) { return self.state().group.rank; })
       .def_property_readonly("failed", &Monitor::failed)
@@ -338,35 +360,6 @@ void bind_health(py::module_& module) {
       NoGil());
   module.def("take_health_record", [] { return health::LogQueue::instance().take(); }, NoGil());
   module.def("set_health_log_reader", &set_log_reader, py::arg("start").none(true));
-  module.def(
-      "answer_stack_request",
-      [](uint64_t token, const std::string& stack) {
-        for (const auto& monitor : health::Watchdog::instance().monitors()) {
-          if (monitor->state().own.token == token) {
-            monitor->page().view().stack.write(stack);
-          }
-        }
-      },
-      py::arg("token"),
-      py::arg("stack"),
-      NoGil());
-  module.def(
-      "publish_recorded_calls",
-      [](uint64_t token, const std::vector<std::pair<uint64_t, std::string>>& calls) {
-        std::string record;
-        for (const auto& [number, call] : calls) {
-          record += health::encode(number, call);
-        }
-        for (const auto& monitor : health::Watchdog::instance().monitors()) {
-          if (monitor->state().own.token == token) {
-            monitor->page().view().recorded.write(record);
-          }
-        }
-      },
-      py::arg("token"),
-      py::arg("calls"),
-      NoGil());
-  health::interrupt = &raise_in_main_thread;
   module.def("abort_group", &abort_and_keep, py::arg("process_group").none(false), NoGil());
   module.def("await_watchdogs_of_aborted", &await_watchdogs_of_aborted, NoGil());
   module.def(

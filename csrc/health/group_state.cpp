@@ -179,7 +179,7 @@ void GroupState::log(const char* event, std::string message, int about) const {
            {"about_rank", std::to_string(about)},
            {"step", std::to_string(now.training_step())},
            {"phase", to_string(now.doing)}},
-          own.token});
+          weak_from_this()});
 }
 
 }  // namespace ddpx::health

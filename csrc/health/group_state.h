@@ -20,16 +20,10 @@ struct WatchedGroup {
   int rank = 0;
   int world_size = 1;
   std::string name;
-  std::string identity;        // see Introduction::own
-  std::function<bool()> gone;  // the process group was destroyed
-  // Ends waits in collective calls of the group, on another thread. On a device, calls
-  // `before` first.
-  std::function<void(std::function<void()> before)> abort;
-  bool on_device = false;  // calls run on a device, and hosts do not wait for them
-  // Whether abort() has begun to end calls, so that their results may be wrong from now on.
-  std::function<bool()> aborted = [] { return false; };
-  // After abort(), whether it has ended all calls. On CPU, nothing waits for this.
-  std::function<bool()> abort_ended = [] { return true; };
+  std::string identity;         // see Introduction::own
+  std::function<bool()> gone;   // the process group was destroyed
+  std::function<void()> abort;  // ends waits in collective calls of the group; may take long
+  bool on_device = false;       // calls run on a device, and hosts do not wait for them
   std::function<int64_t()> timeout_ns = [] { return int64_t{0}; };  // of each call; 0: unknown
   std::function<bool()> has_error = [] { return false; };  // on a device: a call has failed
   // The number of calls to the group; 0: not counted.
@@ -37,6 +31,12 @@ struct WatchedGroup {
   bool same_sequence = false;        // ranks with the same calls have the same `sequence`
   int64_t lease_ns = times::kLease;  // see HostChannel; the same on all ranks
   bool survivors_live_on = false;    // the launcher does not end survivors
+};
+
+// The abort of a group after a failure.
+struct Abort {
+  std::atomic<bool> has_begun{false};  // results of calls may be wrong from now on
+  std::atomic<bool> has_ended{false};  // all calls have ended
 };
 
 // Owned by the monitor. The channel holds it weakly, since its threads may wait for the store for
@@ -96,7 +96,8 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   OwnPage page;
   const Introduction own;
   PeerTable peers;
-  std::shared_ptr<ChannelThreads> channel;  // also owned by its threads
+  std::shared_ptr<ChannelThreads> channel;                         // also owned by its threads
+  const std::shared_ptr<Abort> abort = std::make_shared<Abort>();  // also owned by its thread
 
  private:
   GroupState(WatchedGroup group, uint64_t token);

@@ -1,21 +1,23 @@
 // Messages on their way to Python's logging.
 #pragma once
 
-#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 
 namespace ddpx::health {
 
+class GroupState;
+
 struct Record {
   std::string event;  // "rank_failed", "stalled", ...
   std::string message;
   std::map<std::string, std::string> fields;
-  uint64_t token = 0;  // the token of the status page of the rank that logs
+  std::weak_ptr<const GroupState> group;  // of the rank that logs
 };
 
 // One for each process. Thread-safe. The first record starts a reader, which ends when it has taken

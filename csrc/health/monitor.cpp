@@ -6,7 +6,6 @@
 
 #include "../os/forks.h"
 #include "../os/threads.h"
-#include "calls/call_comparison.h"
 
 namespace ddpx::health {
 namespace {
@@ -18,7 +17,6 @@ constexpr const char* kRaised = "raised an exception that ended its script";
 Monitor::Monitor(WatchedGroup group, StoreAccess store)
     : forks_(os::num_forks()),
       state_(GroupState::create(std::move(group), std::move(store))),
-      causes_(*state_),
       waits_(*state_),
       stalls_(*state_),
       recorded_(*state_) {}
@@ -55,19 +53,13 @@ void Monitor::check() {
   state_->channel->check(awake_.since_ns());
   if (presence != Presence::kFailing) {  // a rank that ends does not judge its peers
     const auto wait = waits_.find(now_ns());
-    if (!failed()) {
-      look_for_failures(wait);
-    }
-    if (auto mismatch = failed() ? std::nullopt : find_uneven_forwards(peers(), page().view())) {
-      declare(*mismatch);
+    if (const auto failure = failed() ? std::nullopt : find_failure(wait)) {
+      declare(*failure);
     }
     if (!failed() && !explains_error_ && state_->group.has_error()) {
       explains_error_ = explain_error_of_backend();
     }
-    if (auto mismatch = failed() ? std::nullopt : recorded_.check(now_ns())) {
-      declare(*mismatch);
-    }
-    if (auto failure = stalls_.check(wait, awake_, failed())) {
+    if (const auto failure = stalls_.check(wait, awake_, failed())) {
       declare(*failure);
     }
   }
@@ -133,7 +125,7 @@ void Monitor::fail(const std::string& cause, int64_t deadline_ns) {
   }
   channel.flush(deadline_ns);
   // The keeper of this host may be another rank, or may have ended.
-  poll_until(deadline_ns, times::kDeliveryPoll, [&] {
+  poll_until(deadline_ns, times::kPostPoll, [&] {
     return table == nullptr || !table->declared() || table->failure_posted ||
            channel.store_state() >= StoreState::kLost;
   });
@@ -178,16 +170,12 @@ void Monitor::await_delivery(const std::vector<std::shared_ptr<Monitor>>& monito
 // before this process ends.
 bool Monitor::must_be_read(int64_t deadline_ns) const {
   const bool serves_store = peers().store_rank() == state_->group.rank;
-  switch (page().view().presence()) {
-    case Presence::kLeft:
-      return state_->channel->flush(deadline_ns) && serves_store && state_->has_lease();
-    case Presence::kFailing:
-      return serves_store && !state_->is_on_one_host();
-    case Presence::kThere:
-    case Presence::kTerminated:
-      break;
+  const auto presence = page().view().presence();
+  if (presence == Presence::kFailing) {
+    return serves_store && !state_->is_on_one_host();
   }
-  return false;
+  return presence == Presence::kLeft && state_->channel->flush(deadline_ns) && serves_store &&
+         state_->has_lease();
 }
 
 }  // namespace ddpx::health

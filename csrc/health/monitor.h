@@ -51,9 +51,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // Declares that ranks make different collective calls, or another mismatch, and raises it. All
   // ranks raise the same error. Waits as raise_if_failed().
-  [[noreturn]] void raise_mismatch(const std::string& how) {
-    raise_mismatch(Failure{FailureKind::kMismatch, {}, how});
-  }
   [[noreturn]] void raise_mismatch(Failure mismatch);
 
   // After a collective call has failed with the text `said`. Waits until the cause is found, for
@@ -63,13 +60,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // Waits while other hosts may have declared this host lost. Raises if they have, or if the store
   // does not answer. One atomic load if all ranks are on one host.
-  void await_lease() {
-    if (state_->has_lease()) {
-      await_lease_of_host();
-    }
-  }
+  void await_lease();
 
-  // The main thread has raised the failure between calls of ddpx; see interrupt.h.
+  // The main thread has raised the failure between calls of ddpx; see health::interrupt.
   void mark_interrupted() {
     interrupted_ = true;
   }
@@ -110,9 +103,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool is_forked() const;
   bool must_be_read(int64_t deadline_ns) const;
   void declare(const Failure& failure);
+  void start_abort() const;
   void log_failure() const;
-  void await_lease_of_host();
-  void look_for_failures(const std::optional<Wait>& wait);
+  std::optional<Failure> find_failure(const std::optional<Wait>& wait);
   void check_self();
   void find_cause_of_error(const std::string& said);
   bool explain_error_of_backend();
@@ -121,7 +114,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   const uint64_t forks_;  // when this was made
   const std::shared_ptr<GroupState> state_;
   os::FirstRecord<Failure> failure_{};
-  const CauseSearch causes_;
   WaitSearch waits_;
   StallWatch stalls_;
   RecordedCalls recorded_;

@@ -6,7 +6,8 @@
 #include <stdexcept>
 #include <thread>
 
-#include "interrupt.h"
+#include "../os/threads.h"
+#include "calls/call_comparison.h"
 #include "monitor.h"
 #include "verdict/lost_ranks.h"
 
@@ -18,6 +19,17 @@ constexpr std::size_t kMostHow = 7000;  // bytes of a mismatch, so that it fits 
 // gloo, NCCL and shm say "Timed out waiting 1800000ms for recv operation to complete".
 bool says_timeout(const std::string& error) {
   return error.find("imed out") != std::string::npos || error.find("imeout") != std::string::npos;
+}
+
+// The host has queued work behind the calls of its device, and must not use results of aborted
+// calls.
+void interrupt_script(const GroupState& state) {
+  const auto raise = interrupt.load();
+  const auto& page = state.page.view();
+  const bool has_work = page.device.known() || page.captures;
+  if (raise != nullptr && has_work && !page.trains_in_thread) {
+    raise(state.own.token);
+  }
 }
 
 }  // namespace
@@ -72,7 +84,7 @@ void Monitor::raise_if_failed(const std::string& said) {
 }
 
 void Monitor::await_abort() const {
-  while (state_->group.on_device && !state_->group.abort_ended() &&
+  while (state_->group.on_device && !state_->abort->has_ended &&
          (failed_ns_ == 0 || now_ns() - failed_ns_ < times::kMostAbort)) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFailurePoll));
   }
@@ -99,20 +111,33 @@ void Monitor::declare(const Failure& failure) {
   }
   failed_ns_ = now_ns();
   log_failure();  // before the abort: the stack of this rank shows the calls that the abort ends
-  // The host has queued work behind the aborted calls, and must not use its results.
-  state_->group.abort([weak = std::weak_ptr(state_)] {
-    const auto state = weak.lock();
-    const auto raise = interrupt.load();
-    const auto* page = state ? &state->page.view() : nullptr;
-    const bool has_work = page != nullptr && (page->device.known() || page->captures);
-    if (raise != nullptr && has_work && !page->trains_in_thread) {
-      raise(state->own.token);
-    }
-  });
+  start_abort();
   if (table == nullptr) {
     state_->channel->post_failure(failure_.get()->encode());  // once the store answers
   }
   state_->channel->check(awake_.since_ns());  // the keeper posts it
+}
+
+// On a thread of its own, if one can start: NCCL may take long, and the watchdog must not wait.
+void Monitor::start_abort() const {
+  const auto run = [weak = std::weak_ptr(state_),
+                    on_device = state_->group.on_device,
+                    abort_group = state_->group.abort,
+                    abort = state_->abort] {
+    if (on_device) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(times::kBeforeAbort));
+      if (const auto state = weak.lock()) {
+        interrupt_script(*state);
+      }
+      std::this_thread::sleep_for(std::chrono::nanoseconds(times::kInterruptDelay));
+    }
+    abort->has_begun = true;
+    abort_group();
+    abort->has_ended = true;
+  };
+  if (!os::start_thread(run)) {
+    run();
+  }
 }
 
 // An exception, for lack of memory for example, must not prevent the abort.
@@ -133,19 +158,24 @@ void Monitor::log_failure() const {
 
 // ---- searches ----------------------------------------------------------------------------------
 
-void Monitor::look_for_failures(const std::optional<Wait>& wait) {
+std::optional<Failure> Monitor::find_failure(const std::optional<Wait>& wait) {
   const bool waits =
       wait && (wait->on_device() || waits_for_peers(wait->at.doing)) && !state_->is_terminated();
   // A rank that has left may have done its part before.
   const auto wait_ns =
       !waits ? 0 : std::max(wait->at.since_ns, wait->is_certain() ? 0 : wait->left_ns);
   const auto since_ns = std::max(wait_ns, awake_.since_ns());
-  if (auto failure = causes_.find(waits ? Reason::kWaits : Reason::kWatches, since_ns, wait)) {
-    declare(*failure);
+  auto failure = find_cause(*state_, waits ? Reason::kWaits : Reason::kWatches, since_ns, wait);
+  if (!failure) {
+    failure = find_uneven_forwards(peers(), page().view());
   }
+  return failure ? failure : recorded_.check(now_ns());
 }
 
-void Monitor::await_lease_of_host() {
+void Monitor::await_lease() {
+  if (!state_->has_lease()) {
+    return;
+  }
   const auto& table = *state_->table();
   constexpr auto kEnded = static_cast<uint32_t>(StoreState::kEnded);
   const auto start = now_ns();
@@ -153,7 +183,7 @@ void Monitor::await_lease_of_host() {
     if (table.store_may_end) {
       return;
     }
-    if (auto failure = causes_.find(Reason::kHasNoLease, start)) {
+    if (auto failure = find_cause(*state_, Reason::kHasNoLease, start)) {
       declare(*failure);
     }
     raise_if_failed();
@@ -200,7 +230,7 @@ void Monitor::find_cause_of_error(const std::string& said) {
     const bool all_had_time = lasted > search.until_all_had_time + read && !awaits_store;
     // Ranks that are silent or unknown when a wait is given up may only be late.
     const auto reason = all_had_time && !timed_out ? Reason::kAllHadTime : Reason::kCallFailed;
-    if (auto failure = causes_.find(reason, start)) {
+    if (auto failure = find_cause(*state_, reason, start)) {
       declare(*failure);
       return;
     }
@@ -218,7 +248,8 @@ void Monitor::find_cause_of_error(const std::string& said) {
   if (failed()) {
     return;
   }
-  auto failure = causes_.find(timed_out ? Reason::kWaits : Reason::kSearchIsOver, awake.since_ns());
+  const auto last_reason = timed_out ? Reason::kWaits : Reason::kSearchIsOver;
+  auto failure = find_cause(*state_, last_reason, awake.since_ns());
   if (!failure && timed_out) {
     if (peers().any_remote()) {  // other hosts have written their states meanwhile
       wait.missing = peers().missing(own);

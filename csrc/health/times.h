@@ -167,7 +167,6 @@ static_assert(kUnevenForwards >= 2 * kWatchdogPeriod);
 // ---- the end of a rank --------------------------------------------------------------------------
 
 constexpr int64_t kDelivery = 1 * kSecond;  // the limit for the last message to the store
-constexpr int64_t kDeliveryPoll = 5 * kMillisecond;
 constexpr int64_t kDeliveredRead =
     700 * kMillisecond;  // the wait until other hosts have read the message
 

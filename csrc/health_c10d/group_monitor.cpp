@@ -4,7 +4,6 @@
 #include <c10/util/env.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -13,13 +12,10 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 
-#include "../health/times.h"
 #include "../health/watchdog.h"
-#include "../os/threads.h"
 #include "aborted_groups.h"
 #include "store_access.h"
 #include "watched_backend.h"
@@ -109,55 +105,19 @@ std::function<Answer()> asks(const BackendPtr& backend, Answer unknown, Question
   };
 }
 
-enum class Counting { kNone, kAllCalls, kCollectives };
-
-// The calls that a backend counts, by the name of its class. The type in the group is ambiguous:
-// the classes of NCCL in torch 2.15 may have the type NCCL or CUSTOM. "nccl-lazy" has no counter. A
-// backend in Python would need the GIL in each step.
-Counting counting_of(const BackendPtr& backend) {
-  const auto name = backend ? backend->getBackendName() : "";
-  if (name == "nccl" || name == "nccl2") {
-    return Counting::kCollectives;
+void abort_group(const WeakGroup& weak, Transport& transport) {
+  std::unique_lock<std::mutex> lock(transport.mutex);
+  const auto backend = transport.backend.lock();
+  lock.unlock();
+  try {
+    if (backend) {
+      backend->abort();
+    }
+  } catch (const std::exception&) {
+    // The transport was shut down already.
   }
-  return name == "gloo" || name == "shm" ? Counting::kAllCalls : Counting::kNone;
-}
-
-struct Abort {
-  std::atomic<bool> begun{false};  // calls may end by the abort
-  std::atomic<bool> ended{false};
-};
-
-// On a thread of its own, if one can start: NCCL may take long, and the watchdog must not wait.
-void abort_group(
-    const WeakGroup& weak,
-    const std::shared_ptr<Transport>& transport,
-    bool on_device,
-    const std::shared_ptr<Abort>& abort,
-    std::function<void()> before) {
-  const auto run = [weak, transport, on_device, abort, before = std::move(before)] {
-    if (on_device) {
-      std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kBeforeAbort));
-      before();
-      std::this_thread::sleep_for(std::chrono::nanoseconds(health::times::kInterruptDelay));
-    }
-    abort->begun = true;
-    std::unique_lock<std::mutex> lock(transport->mutex);
-    const auto backend = transport->backend.lock();
-    lock.unlock();
-    try {
-      if (backend) {
-        backend->abort();
-      }
-    } catch (const std::exception&) {
-      // The transport was shut down already.
-    }
-    if (const auto group = weak.lock()) {
-      abort_and_keep(group);
-    }
-    abort->ended = true;
-  };
-  if (!os::start_thread(run)) {
-    run();
+  if (const auto group = weak.lock()) {
+    abort_and_keep(group);
   }
 }
 
@@ -177,12 +137,7 @@ health::WatchedGroup describe(
   described.gone = [weak] { return weak.expired(); };
   const auto [backend, on_device] = main_backend(*group);
   described.on_device = on_device;
-  const auto abort = std::make_shared<Abort>();
-  described.aborted = [abort] { return abort->begun.load(); };
-  described.abort_ended = [abort] { return abort->ended.load(); };
-  described.abort = [weak, transport, on_device = on_device, abort](std::function<void()> before) {
-    abort_group(weak, transport, on_device, abort, std::move(before));
-  };
+  described.abort = [weak, transport] { abort_group(weak, *transport); };
   if (on_device) {
     described.timeout_ns = asks(backend, int64_t{0}, [](c10d::Backend& asked) {
       return std::chrono::nanoseconds(asked.getBackendOptions()->timeout).count();
@@ -192,14 +147,17 @@ health::WatchedGroup describe(
       return asked.getError() != c10d::ErrorType::SUCCESS;
     });
   }
-  const auto counting = counting_of(backend);
-  if (counting != Counting::kNone) {
+  // The calls that a backend counts, by the name of its class. The type in the group is ambiguous:
+  // the classes of NCCL in torch 2.15 may have the type NCCL or CUSTOM. "nccl-lazy" has no counter.
+  // A backend in Python would need the GIL in each step.
+  const auto name = backend ? backend->getBackendName() : "";
+  // Other backends also count calls between two ranks, so correct ranks may have different numbers.
+  described.same_sequence = name == "nccl" || name == "nccl2";
+  if (described.same_sequence || name == "gloo" || name == "shm") {
     described.sequence = asks(backend, uint64_t{0}, [](c10d::Backend& asked) {
       return asked.getSequenceNumberForGroup();
     });
   }
-  // Other backends also count calls between two ranks, so correct ranks may have different numbers.
-  described.same_sequence = counting == Counting::kCollectives;
   return described;
 }
 

@@ -102,7 +102,7 @@ struct DeviceProgress::Steps {
         return true;
       }
       activity_of_device.forget();
-      if (!monitor->state().group.aborted()) {  // the step ended before an abort
+      if (!monitor->state().abort->has_begun) {  // the step ended before an abort
         *step->num_reduced = step->waiting.training_step() + 1;
       }
       const std::lock_guard<std::mutex> lock(mutex);

@@ -59,11 +59,11 @@ def _log_all() -> None:
 def _serve(record: _C.HealthRecord) -> None:
     if record.event == "stack_wanted":
         stacks = _stacks().encode("utf-8", "backslashreplace").decode()
-        _C.answer_stack_request(record.token, stacks)
+        record.answer_stack_request(stacks)
     elif record.event == "calls_wanted":
         calls = recorded_calls.read(record.message)
         # The newest first, since a long record is cut off.
-        _C.publish_recorded_calls(record.token, sorted(calls.items(), reverse=True))
+        record.publish_recorded_calls(sorted(calls.items(), reverse=True))
     else:
         message = record.message
         if record.event == "stack":

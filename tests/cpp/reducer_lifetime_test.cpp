@@ -137,7 +137,6 @@ TEST(ReducerLifetime, TheWatchdogNeverDestroysIt) {
   done = true;
   watchdog.join();
   EXPECT_EQ(num_elsewhere, 0);
-  watch->retire();
 }
 
 TEST(ReducerLifetime, GradientsInBucketsOutliveIt) {

@@ -42,7 +42,6 @@ TEST_P(ReducerNotes, EachWaitForPeersIsNotedAsOne) {
     EXPECT_EQ(watch->page().view().activity().doing, Doing::kOutside);
   }
   EXPECT_GT(num_waits, 7 * 3);
-  watch->retire();
 }
 
 // The host of this rank may have been declared lost.

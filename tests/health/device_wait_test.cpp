@@ -14,65 +14,15 @@
 namespace ddpx::health {
 namespace {
 
-// Ranks of one host, whose numbers of calls and timeouts a test sets.
-class DeviceRanks {
+// Ranks of one host, whose calls run on a device.
+class DeviceRanks : public Ranks {
  public:
-  explicit DeviceRanks(int size) : timeout_ns(0) {
-    const auto store = std::make_shared<FakeStore>();
-    for (int rank = 0; rank < size; ++rank) {
-      num_calls.push_back(std::make_shared<std::atomic<uint64_t>>(0));
-      gone_.push_back(std::make_shared<std::atomic<bool>>(false));
-      aborts.push_back(std::make_shared<std::atomic<int>>(0));
-      auto group = group_of(rank, size);
-      group.on_device = true;
-      group.same_sequence = true;
-      group.sequence = [calls = num_calls.back()] { return calls->load(); };
-      group.gone = [gone = gone_.back()] { return gone->load(); };
-      group.abort = [count = aborts.back()](const auto&) { ++*count; };
-      group.timeout_ns = [this] { return timeout_ns.load(); };
-      monitors_.push_back(watch(group, access_to(store)));
-    }
-    meet(monitors_);
-  }
+  explicit DeviceRanks(std::size_t size)
+      : Ranks(std::string(size, 'A'), times::kLease, Start::kTogether, Calls::kOnDevice) {}
   ~DeviceRanks() {
-    StallTimeouts::instance().warn_ns = 10'000'000'000;
+    StallTimeouts::instance().warn_ns = times::kWarn;
     StallTimeouts::instance().raise_ns = StallTimeouts::kNever;
-    for (const auto& gone : gone_) {
-      *gone = true;
-    }
   }
-  Monitor& operator[](std::size_t rank) {
-    return *monitors_[rank];
-  }
-  // The first warning of a rank.
-  std::string warning_of(std::size_t rank) {
-    while (true) {
-      const auto record = next_record();
-      if (record.event == "stalled" && record.token == monitors_[rank]->state().own.token) {
-        return record.message;
-      }
-    }
-  }
-  void make_calls(std::size_t rank, uint64_t number) {
-    *num_calls[rank] = number;
-  }
-  std::vector<int> blamed_by(std::size_t rank) {
-    std::vector<int> ranks;
-    if (const auto report = monitors_[rank]->report()) {
-      for (const auto& lost : report->failure.lost) {
-        ranks.push_back(lost.rank);
-      }
-    }
-    return ranks;
-  }
-
-  std::atomic<int64_t> timeout_ns;
-  std::vector<std::shared_ptr<std::atomic<uint64_t>>> num_calls;
-  std::vector<std::shared_ptr<std::atomic<int>>> aborts;
-
- private:
-  std::vector<std::shared_ptr<Monitor>> monitors_;
-  std::vector<std::shared_ptr<std::atomic<bool>>> gone_;
 };
 
 constexpr Activity kLaunchedTwo{.doing = Doing::kBackward, .bucket = 2, .step = 3};
@@ -113,12 +63,12 @@ TEST(DeviceWaitTest, TheStallErrorNamesTheLatestAndAborts) {
   ASSERT_TRUE(eventually([&] { return ranks[0].failed() && ranks[2].failed(); }));
   EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{2});
   EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kStalled);
-  EXPECT_TRUE(eventually([&] { return *ranks.aborts[0] == 1; }));
+  EXPECT_TRUE(eventually([&] { return ranks.num_aborts(0) == 1; }));
 }
 
 TEST(DeviceWaitTest, TheErrorComesBeforeTheTimeoutOfTheBackend) {
   DeviceRanks ranks(2);
-  ranks.timeout_ns = 1'800'000'000;
+  *ranks.timeout_ns = 1'800'000'000;
   ranks.make_calls(0, 2);
   ranks.make_calls(1, 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
@@ -128,7 +78,7 @@ TEST(DeviceWaitTest, TheErrorComesBeforeTheTimeoutOfTheBackend) {
   ranks[0].page().publish(kLaunchedTwo);
   ranks[1].page().publish(kBeforeStep);
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
-  EXPECT_LT(now_ns() - start, ranks.timeout_ns);
+  EXPECT_LT(now_ns() - start, *ranks.timeout_ns);
   EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{1});
 }
 
@@ -254,24 +204,27 @@ TEST(DeviceWaitTest, AnErrorOfTheBackendIsExplained) {
   EXPECT_EQ(monitor->report()->failure.first_rank(), 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_EQ(monitor->page().view().presence(), Presence::kThere);  // the script has met no error
-  monitor->retire();
 }
 
 // NCCL cannot shut down before the abort has ended.
 TEST(DeviceWaitTest, TheErrorComesAfterTheAbort) {
   for (const bool on_device : {true, false}) {
     for (const bool ends : {true, false}) {
-      const auto ended = std::make_shared<std::atomic<bool>>(false);
+      const auto may_end = std::make_shared<std::atomic<bool>>(false);
       auto group = group_of(0, 2);
       group.on_device = on_device;
-      group.abort_ended = [ended] { return ended->load(); };
+      group.abort = [may_end] {
+        while (!*may_end) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      };
       const auto monitor = watch(group, access_to(std::make_shared<FakeStore>()));
       const auto start = now_ns();
       std::thread abort([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(400));
-        *ended = ends;
+        *may_end = ends;
       });
-      error_of([&] { monitor->raise_mismatch("made different calls"); });
+      error_of([&] { monitor->raise_mismatch({FailureKind::kMismatch, {}, "different"}); });
       const auto lasted = now_ns() - start;
       abort.join();
       const auto least = !on_device ? 0 : ends ? 400 * times::kMillisecond : times::kMostAbort;
@@ -280,7 +233,7 @@ TEST(DeviceWaitTest, TheErrorComesAfterTheAbort) {
       const auto again = now_ns();
       error_of([&] { monitor->raise_if_failed(); });
       EXPECT_LT(now_ns() - again, 100 * times::kMillisecond);  // the limit is over
-      monitor->retire();
+      *may_end = true;
     }
   }
 }
@@ -317,12 +270,7 @@ TEST(DeviceWaitTest, CallsThatDoNotFitTogetherAreNamed) {
     ranks.make_calls(rank, 2);
   }
   const auto start = now_ns();
-  while (now_ns() - start < 5'000'000'000) {  // until the rank is asked to publish its calls
-    const auto record = next_record();
-    if (record.event == "calls_wanted" && record.token == ranks[0].state().own.token) {
-      break;
-    }
-  }
+  ranks.await_record(0, "calls_wanted");
   EXPECT_GT(now_ns() - start, 1'900'000'000);
   for (const std::size_t rank : {0, 1}) {
     publish(ranks[rank], calls);

@@ -19,6 +19,9 @@
 
 namespace ddpx::health {
 
+using times::kMillisecond;
+using times::kSecond;
+
 // The server.
 struct FakeStore {
   std::mutex mutex;

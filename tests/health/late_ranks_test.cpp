@@ -53,13 +53,7 @@ std::vector<int> blamed_with_delay(int delay_ms, int64_t raise_ns) {
   timeouts.raise_ns = raise_ns;
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }));
   timeouts.raise_ns = StallTimeouts::kNever;
-  std::vector<int> blamed;
-  if (const auto report = ranks[0].report()) {
-    for (const auto& lost : report->failure.lost) {
-      blamed.push_back(lost.rank);
-    }
-  }
-  return blamed;
+  return ranks.blamed_by(0);
 }
 
 TEST(MonitorTest, OfOtherMachinesOnlyTheLateAreBlamed) {
@@ -80,14 +74,8 @@ TEST(MonitorTest, AWaitBehindUnevenCallsIsTold) {
   ranks[0].page().view().calls.publish(ours);
   timeouts.warn_ns = 300'000'000;
   ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});
-  std::string message;
-  while (message.empty()) {
-    const auto record = next_record();
-    if (record.event == "stalled" && record.token == ranks[0].state().own.token) {
-      message = record.message;
-    }
-  }
-  timeouts.warn_ns = 10'000'000'000;
+  const auto message = ranks.warning_of(0);
+  timeouts.warn_ns = times::kWarn;
   EXPECT_TRUE(contains(message, "before this step (rank 0: 7, rank 1: 8)")) << message;
   EXPECT_FALSE(ranks[0].failed());
   timeouts.raise_ns = 300'000'000;
@@ -127,7 +115,6 @@ TEST(MonitorTest, AtTheGroupsTimeoutWhoWasNeverHeardOfIsLate) {
   const auto text = error_of([&] { waits->explain_error("Timed out waiting 3000ms"); });
   EXPECT_TRUE(contains(text, ", and has not wrapped its model yet")) << text;
   EXPECT_EQ(waits->report()->failure.kind, FailureKind::kStalled);
-  waits->retire();
 }
 
 TEST(MonitorTest, AtTheGroupsTimeoutWhoseHostIsSilentIsLate) {

@@ -8,6 +8,8 @@
 namespace ddpx::health {
 namespace {
 
+constexpr int64_t kShortLease = 1'500'000'000;
+
 TEST(LeaseTest, RanksOfOneHostThatMeetInACollectiveCallMakeNoRequest) {
   Ranks ranks("AAA");
   std::this_thread::sleep_for(std::chrono::milliseconds(800));
@@ -16,7 +18,7 @@ TEST(LeaseTest, RanksOfOneHostThatMeetInACollectiveCallMakeNoRequest) {
 }
 
 TEST(LeaseTest, ACollectiveCallReplacesTheStartThroughTheStore) {
-  Ranks ranks("AABB", 15'000'000'000, Start::kThroughStore);
+  Ranks ranks("AABB", times::kLease, Start::kThroughStore);
   ranks.meet();
   EXPECT_TRUE(eventually([&] { return ranks.store->num_connections == 4; }));
   ranks[3].fail("ValueError: no", Monitor::delivery_deadline());
@@ -26,14 +28,14 @@ TEST(LeaseTest, ACollectiveCallReplacesTheStartThroughTheStore) {
 }
 
 TEST(LeaseTest, AFailureBeforeTheCollectiveCallStands) {
-  Ranks ranks("AB", 15'000'000'000, Start::kThroughStore);
+  Ranks ranks("AB", times::kLease, Start::kThroughStore);
   ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   ranks.meet();
   EXPECT_TRUE(eventually([&] { return ranks[0].failed(); }, 1));
 }
 
 TEST(LeaseTest, OneHostNeedsNoConnectionAfterTheStart) {
-  Ranks ranks("AAA", 15'000'000'000, Start::kThroughStore);
+  Ranks ranks("AAA", times::kLease, Start::kThroughStore);
   ASSERT_TRUE(eventually([&] { return ranks.store->num_connections == 0; }));
   const int before = ranks.store->num_requests;
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -51,8 +53,6 @@ TEST(LeaseTest, ARankThatCannotStartAThreadTriesAgain) {
     EXPECT_EQ(store->num_connections, 0);
   }
   EXPECT_TRUE(eventually([&] { return second->peers().peer(0) && first->peers().peer(1); }));
-  first->retire();
-  second->retire();
 }
 
 TEST(LeaseTest, OnlyKeepersHaveConnections) {
@@ -61,8 +61,7 @@ TEST(LeaseTest, OnlyKeepersHaveConnections) {
 }
 
 TEST(LeaseTest, AHostWithoutRanksIsLost) {
-  constexpr int64_t kLease = 1'500'000'000;
-  Ranks ranks("AAB", kLease);
+  Ranks ranks("AAB", kShortLease);
   ranks.lose(2);
   for (const std::size_t rank : {0, 1}) {
     ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 5)) << rank;
@@ -75,8 +74,7 @@ TEST(LeaseTest, AHostWithoutRanksIsLost) {
 }
 
 TEST(LeaseTest, AnotherRankTakesOver) {
-  constexpr int64_t kLease = 1'500'000'000;
-  Ranks ranks("AAB", kLease);
+  Ranks ranks("AAB", kShortLease);
   ranks.lose(0);
   std::this_thread::sleep_for(std::chrono::milliseconds(3000));
   EXPECT_FALSE(ranks[2].failed());
@@ -84,8 +82,7 @@ TEST(LeaseTest, AnotherRankTakesOver) {
 }
 
 TEST(LeaseTest, ASilentStoreIsALostHost) {
-  constexpr int64_t kLease = 1'500'000'000;
-  Ranks ranks("AB", kLease);
+  Ranks ranks("AB", kShortLease);
   ranks.store->hang();
   ranks[1].page().publish({.doing = Doing::kWaiting, .step = 3});
   ASSERT_TRUE(eventually([&] { return ranks[1].failed(); }, 5));
@@ -95,8 +92,7 @@ TEST(LeaseTest, ASilentStoreIsALostHost) {
 }
 
 TEST(LeaseTest, AHostThatHasLostItsLeaseMakesNoStep) {
-  constexpr int64_t kLease = 1'500'000'000;
-  Ranks ranks("AB", kLease);
+  Ranks ranks("AB", kShortLease);
   ranks.store->hang();
   std::this_thread::sleep_for(std::chrono::milliseconds(1700));
   const auto start = std::chrono::steady_clock::now();
@@ -167,8 +163,7 @@ TEST(LeaseTest, ARankOfAnotherHostThatHasLeftIsNotCalledDead) {
 }
 
 TEST(LeaseTest, AHostThatHasLeftIsNotLost) {
-  constexpr int64_t kLease = 1'500'000'000;
-  Ranks ranks("ABB", kLease);
+  Ranks ranks("ABB", kShortLease);
   ranks[1].leave();
   std::this_thread::sleep_for(std::chrono::milliseconds(1000));
   ranks[2].leave();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -29,14 +30,7 @@ inline Record next_record() {
 
 template <class Condition>
 bool eventually(const Condition& condition, int seconds = 10) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-  while (std::chrono::steady_clock::now() < deadline) {
-    if (condition()) {
-      return true;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return condition();
+  return poll_until(now_ns() + seconds * kSecond, 5 * kMillisecond, condition);
 }
 
 inline bool contains(const std::string& text, const std::string& part) {
@@ -59,12 +53,14 @@ inline WatchedGroup group_of(int rank, int world_size, std::string identity = {}
   group.world_size = world_size;
   group.identity = std::move(identity);
   group.gone = [] { return false; };
-  group.abort = [](const auto&) {};
+  group.abort = [] {};
   return group;
 }
 
+// The watchdog monitors the group as long as the result lives.
 inline std::shared_ptr<Monitor> watch(WatchedGroup group, StoreAccess store) {
-  return Watchdog::instance().watch(std::move(group), std::move(store));
+  const auto monitor = Watchdog::instance().watch(std::move(group), std::move(store));
+  return {monitor.get(), [monitor](Monitor*) { monitor->retire(); }};
 }
 
 // What a collective call of a construction does.
@@ -92,23 +88,29 @@ inline void meet(const std::vector<std::shared_ptr<Monitor>>& monitors) {
 
 enum class Start { kTogether, kThroughStore };
 
+// kCounted: ranks with the same calls have the same number of calls. kOnDevice: counted calls that
+// run on a device.
+enum class Calls { kUncounted, kCounted, kOnDevice };
+
 // A group whose ranks live in this process. Ranks with different letters are on different hosts.
 class Ranks {
  public:
   explicit Ranks(
       const std::string& hosts,
-      int64_t lease_ns = 15'000'000'000,
+      int64_t lease_ns = times::kLease,
       Start start = Start::kTogether,
-      std::shared_ptr<FakeStore> with_store = std::make_shared<FakeStore>())
-      : store(std::move(with_store)) {
+      Calls calls = Calls::kUncounted) {
     const auto size = static_cast<int>(hosts.size());
     for (int rank = 0; rank < size; ++rank) {
-      gone_.push_back(std::make_shared<std::atomic<bool>>(false));
       aborts_.push_back(std::make_shared<std::atomic<int>>(0));
+      num_calls_.push_back(std::make_shared<std::atomic<uint64_t>>(0));
       auto group = group_of(rank, size, std::string(1, hosts[static_cast<std::size_t>(rank)]));
       group.lease_ns = lease_ns;
-      group.gone = [gone = gone_.back()] { return gone->load(); };
-      group.abort = [aborts = aborts_.back()](const auto&) { ++*aborts; };
+      group.abort = [aborts = aborts_.back()] { ++*aborts; };
+      group.on_device = calls == Calls::kOnDevice;
+      group.same_sequence = calls != Calls::kUncounted;
+      group.sequence = [number = num_calls_.back()] { return number->load(); };
+      group.timeout_ns = [timeout = timeout_ns] { return timeout->load(); };
       monitors_.push_back(watch(group, access_to(store)));
     }
     if (start == Start::kTogether) {
@@ -126,11 +128,6 @@ class Ranks {
     };
     EXPECT_TRUE(eventually(all_met));
   }
-  ~Ranks() {
-    for (const auto& gone : gone_) {
-      *gone = true;
-    }
-  }
 
   void meet() {
     health::meet(monitors_);
@@ -147,7 +144,6 @@ class Ranks {
   // Ends the threads of a rank, as if its machine were lost.
   void lose(std::size_t rank) {
     monitors_[rank]->page().mark_terminated();  // so that it does not leave
-    *gone_[rank] = true;
     monitors_[rank].reset();
   }
   void await_delivery(std::size_t rank) {
@@ -156,13 +152,41 @@ class Ranks {
   int num_aborts(std::size_t rank) const {
     return *aborts_[rank];
   }
+  void make_calls(std::size_t rank, uint64_t number) {
+    *num_calls_[rank] = number;
+  }
+  // The next warning of a rank.
+  std::string warning_of(std::size_t rank) {
+    return await_record(rank, "stalled").message;
+  }
+  // Waits for a record of this event.
+  Record await_record(std::size_t rank, const std::string& event) {
+    while (true) {
+      auto record = next_record();
+      if (record.event == event && record.group.lock().get() == &monitors_[rank]->state()) {
+        return record;
+      }
+    }
+  }
+  // The lost or late ranks, in the report of a rank.
+  std::vector<int> blamed_by(std::size_t rank) {
+    std::vector<int> ranks;
+    if (const auto report = monitors_[rank]->report()) {
+      for (const auto& lost : report->failure.lost) {
+        ranks.push_back(lost.rank);
+      }
+    }
+    return ranks;
+  }
 
-  const std::shared_ptr<FakeStore> store;
+  const std::shared_ptr<FakeStore> store = std::make_shared<FakeStore>();
+  const std::shared_ptr<std::atomic<int64_t>> timeout_ns =
+      std::make_shared<std::atomic<int64_t>>(0);
 
  private:
   std::vector<std::shared_ptr<Monitor>> monitors_;
-  std::vector<std::shared_ptr<std::atomic<bool>>> gone_;
   std::vector<std::shared_ptr<std::atomic<int>>> aborts_;
+  std::vector<std::shared_ptr<std::atomic<uint64_t>>> num_calls_;
 };
 
 }  // namespace ddpx::health

@@ -185,21 +185,12 @@ TEST_F(StepsTest, NorWhereItThenBrokeOff) {
 class CountingRanks {
  public:
   explicit CountingRanks(const std::vector<uint64_t>& sequences) {
-    for (const int rank : {0, 1}) {
-      auto group = group_of(rank, 2);
-      group.same_sequence = true;
-      group.sequence = [sequence = sequences[static_cast<std::size_t>(rank)]] { return sequence; };
-      monitors_.push_back(watch(group, access_to(store_)));
-      monitors_.back()->page().begin_construction();
-      trackers.emplace_back(monitors_.back(), MissingParams());
-      guards.emplace_back(monitors_.back());
+    for (const std::size_t rank : {0, 1}) {
+      ranks_.make_calls(rank, sequences[rank]);
+      ranks_[rank].page().begin_construction();
+      trackers.emplace_back(ranks_.shared(rank), MissingParams());
+      guards.emplace_back(ranks_.shared(rank));
       trackers.back().number_as_constructed();
-    }
-    meet(monitors_);
-  }
-  ~CountingRanks() {
-    for (const auto& monitor : monitors_) {
-      monitor->retire();
     }
   }
   void launch(std::size_t rank, uint32_t step) {
@@ -215,8 +206,7 @@ class CountingRanks {
   std::vector<StepGuard> guards;
 
  private:
-  const std::shared_ptr<FakeStore> store_ = std::make_shared<FakeStore>();
-  std::vector<std::shared_ptr<Monitor>> monitors_;
+  Ranks ranks_{"AA", times::kLease, Start::kTogether, Calls::kCounted};
 };
 
 // A rank may come to the end of no step before that: its first one broke off, say.
@@ -243,7 +233,8 @@ TEST(MismatchTest, AllRanksUseTheWordsOfTheFirst) {
   for (std::size_t rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&ranks, &texts, rank] {
       const auto words = "the words of rank " + std::to_string(rank);
-      texts[rank] = error_of([&] { ranks[rank].raise_mismatch(words); });
+      texts[rank] =
+          error_of([&] { ranks[rank].raise_mismatch({FailureKind::kMismatch, {}, words}); });
       texts[rank] = texts[rank].substr(texts[rank].find("the words"), 19);
     });
   }

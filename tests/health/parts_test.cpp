@@ -11,7 +11,6 @@
 #include "health/verdict/cause_search.h"
 #include "health/verdict/stall_watch.h"
 #include "local_ranks.h"
-#include "units.h"
 
 namespace ddpx::health {
 namespace {
@@ -54,42 +53,39 @@ struct TwoRanks {
   std::vector<std::shared_ptr<GroupState>> states;
 };
 
-TEST(CauseSearchTest, ARankThatHasLeftMattersIfItIsMissing) {
+TEST(FindCauseTest, ARankThatHasLeftMattersIfItIsMissing) {
   TwoRanks ranks;
-  const CauseSearch causes(ranks[0]);
   ranks[1].page.leave();
   ranks[0].page.publish({.doing = Doing::kWaiting, .step = 3});
-  EXPECT_FALSE(causes.find(Reason::kWatches, 0));
-  EXPECT_FALSE(causes.find(Reason::kHasNoLease, now_ns()));
-  EXPECT_FALSE(causes.find(Reason::kWaits, now_ns()));
-  const auto left = causes.find(Reason::kWaits, now_ns() - kSecond);
+  EXPECT_FALSE(find_cause(ranks[0], Reason::kWatches, 0));
+  EXPECT_FALSE(find_cause(ranks[0], Reason::kHasNoLease, now_ns()));
+  EXPECT_FALSE(find_cause(ranks[0], Reason::kWaits, now_ns()));
+  const auto left = find_cause(ranks[0], Reason::kWaits, now_ns() - kSecond);
   ASSERT_TRUE(left);
   EXPECT_EQ(left->kind, FailureKind::kLeft);
   ranks[1].page.publish({.doing = Doing::kOutside, .step = 4});  // it has done its part
-  EXPECT_FALSE(causes.find(Reason::kWaits, now_ns() - kSecond));
-  EXPECT_TRUE(causes.find(Reason::kCallFailed, now_ns()));
+  EXPECT_FALSE(find_cause(ranks[0], Reason::kWaits, now_ns() - kSecond));
+  EXPECT_TRUE(find_cause(ranks[0], Reason::kCallFailed, now_ns()));
   ranks[0].page.mark_terminated();
-  EXPECT_FALSE(causes.find(Reason::kCallFailed, now_ns()));
+  EXPECT_FALSE(find_cause(ranks[0], Reason::kCallFailed, now_ns()));
 }
 
-TEST(CauseSearchTest, AFailingRankAlwaysMattersAndAFailureOfTheHostComesFirst) {
+TEST(FindCauseTest, AFailingRankAlwaysMattersAndAFailureOfTheHostComesFirst) {
   TwoRanks ranks;
-  const CauseSearch causes(ranks[0]);
   ranks[1].page.fail("ValueError: no", /*blames_peer=*/false);
-  const auto failing = causes.find(Reason::kWatches, 0);
+  const auto failing = find_cause(ranks[0], Reason::kWatches, 0);
   ASSERT_TRUE(failing);
   EXPECT_EQ(failing->first_rank(), 1);
   const Failure declared{FailureKind::kMismatch, {}, "declared"};
   ranks[1].table()->declare(declared.encode(), now_ns());
-  EXPECT_EQ(causes.find(Reason::kWatches, 0)->how, "declared");
+  EXPECT_EQ(find_cause(ranks[0], Reason::kWatches, 0)->how, "declared");
 }
 
-TEST(CauseSearchTest, AnUnknownRankMattersAfterAllHadTime) {
+TEST(FindCauseTest, AnUnknownRankMattersAfterAllHadTime) {
   const auto store = std::make_shared<FakeStore>();
   const auto state = GroupState::create(group_of(0, 2), access_to(store));
-  const CauseSearch causes(*state);
-  EXPECT_FALSE(causes.find(Reason::kCallFailed, now_ns()));
-  const auto unknown = causes.find(Reason::kAllHadTime, now_ns());
+  EXPECT_FALSE(find_cause(*state, Reason::kCallFailed, now_ns()));
+  const auto unknown = find_cause(*state, Reason::kAllHadTime, now_ns());
   ASSERT_TRUE(unknown);
   EXPECT_EQ(unknown->first_rank(), 1);
 }

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include "machine.h"
-#include "units.h"
 
 namespace ddpx::health {
 namespace {

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "machine.h"
-#include "units.h"
 
 namespace ddpx::health {
 namespace {

@@ -17,9 +17,11 @@
 
 #include "health/hosts/host_channel.h"
 #include "health/machine/record.h"
-#include "units.h"
 
 namespace ddpx::health {
+
+using times::kMillisecond;
+using times::kSecond;
 
 struct SimulationSettings {
   int num_ranks = 8;
@@ -347,7 +349,7 @@ inline int64_t Simulation::step(int number) {
   return due_ns;
 }
 
-// The watchdog of each rank. It also wakes the keeper, as ChannelThreads::look does.
+// The watchdog of each rank. It also wakes the keeper, as ChannelThreads::check does.
 inline void Simulation::look(int number) {
   auto& rank = ranks_[static_cast<std::size_t>(number)];
   if (rank.dead) {

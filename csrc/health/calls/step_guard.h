@@ -59,7 +59,7 @@ class StepGuard {
   // Declares that ranks made different calls, and raises.
   void raise_mismatch(const std::string& how) const {
     if (monitor_) {
-      monitor_->raise_mismatch(how);
+      monitor_->raise_mismatch({FailureKind::kMismatch, {}, how});
     }
   }
 

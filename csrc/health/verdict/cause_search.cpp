@@ -5,60 +5,21 @@
 #include "lost_ranks.h"
 
 namespace ddpx::health {
+namespace {
 
-std::optional<Failure> CauseSearch::find(
-    Reason reason, int64_t since_ns, const std::optional<Wait>& wait) const {
-  const auto lasted_ns = now_ns() - since_ns;
-  const auto left_ns =
-      wait && !wait->is_certain() ? times::kUncertainLeftMatters : times::kLeftMatters;
-  const bool call_failed = reason >= Reason::kCallFailed;
-  const bool also_left = call_failed && !state_.is_terminated();
-  const bool waits_for_long = reason == Reason::kWaits && lasted_ns > left_ns;
-  const bool waits_in_step =
-      reason == Reason::kWaits && !(wait && wait->kind == Wait::Kind::kCalls);
-  auto failure = find_ended(also_left);
-  if (!failure && waits_in_step && lasted_ns > times::kFaultMatters) {
-    failure = find_fault(wait.value_or(Wait{state_.activity()}));
-  }
-  if (!failure && (waits_for_long || also_left)) {
-    failure = find_left(wait.value_or(Wait{state_.activity()}));
-  }
-  if (!failure && reason >= Reason::kAllHadTime) {
-    failure = find_silent_or_unknown(since_ns);
-  }
-  if (!failure && reason == Reason::kWaits && lasted_ns > times::kStoreMatters) {
-    failure = find_lost_store(StoreState::kSilent);
-  }
-  if (!failure && reason == Reason::kHasNoLease) {
-    failure = lasted_ns > times::lease_wait(state_.group.lease_ns)
-                  ? store_lost(state_.peers, /*silent=*/true)
-                  : find_lost_store(StoreState::kEnded);
-  }
-  if (!failure && reason == Reason::kSearchIsOver) {
-    const auto serving = state_.peers.store_rank();
-    const auto server = serving ? state_.peers.peer(*serving) : nullptr;
-    const bool is_far = !serving || (server && !server->local());
-    failure = is_far ? find_lost_store(StoreState::kLost) : std::nullopt;
-    if (!failure && also_left) {
-      failure = find_dead(state_.peers, Left::kAll);
-    }
-  }
-  return failure;
-}
-
-std::optional<Failure> CauseSearch::find_declared() const {
-  const auto* table = state_.table();
+std::optional<Failure> find_declared(const GroupState& state) {
+  const auto* table = state.table();
   const auto text = table == nullptr ? std::nullopt : table->declared();
   return text ? Failure::decode(*text) : std::nullopt;
 }
 
-std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
-  if (auto declared = find_declared()) {
+std::optional<Failure> find_ended(const GroupState& state, bool also_left) {
+  if (auto declared = find_declared(state)) {
     return declared;
   }
-  auto dead = find_dead(state_.peers, also_left ? Left::kOfThisHost : Left::kNone);
+  auto dead = find_dead(state.peers, also_left ? Left::kOfThisHost : Left::kNone);
   // A rank may have declared a failure meanwhile, and ended because of this failure.
-  auto declared = dead ? find_declared() : std::nullopt;
+  auto declared = dead ? find_declared(state) : std::nullopt;
   return declared ? declared : dead;
 }
 
@@ -67,8 +28,8 @@ std::optional<Failure> CauseSearch::find_ended(bool also_left) const {
 // step again, for example after a lack of memory. An error of a step in which this rank raised an
 // error, too, does not count: the script may handle the error on all ranks, and one rank may take
 // longer. Warnings about the late rank have the error.
-std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
-  const auto ours = state_.page.view().faulty.load();
+std::optional<Failure> find_fault(const GroupState& state, const Wait& wait) {
+  const auto ours = state.page.view().faulty.load();
   const auto is_faulty = [&ours](const std::shared_ptr<Peer>& peer) {
     const auto& page = *peer->page();
     const auto theirs = page.faulty.load();
@@ -77,15 +38,15 @@ std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
     return page.fault == Fault::kOfStep && now_ns() - theirs.since_ns > times::kNextStep &&
            !raised_too;
   };
-  const auto peers = state_.peers.with_page();
+  const auto peers = state.peers.with_page();
   if (std::none_of(peers->begin(), peers->end(), is_faulty)) {
     return std::nullopt;
   }
   Failure failure;
-  for (const int rank : missing_ranks(state_.peers, wait)) {
-    const auto peer = state_.peers.peer(rank);
+  for (const int rank : missing_ranks(state.peers, wait)) {
+    const auto peer = state.peers.peer(rank);
     if (peer && peer->page() != nullptr && is_faulty(peer)) {
-      auto lost = state_.peers.lost_rank(
+      auto lost = state.peers.lost_rank(
           rank, "raised an error in a step, and has not begun another step since");
       lost.cause = peer->page()->fault_text.read();
       failure.lost.push_back(std::move(lost));
@@ -95,9 +56,9 @@ std::optional<Failure> CauseSearch::find_fault(const Wait& wait) const {
 }
 
 // A rank that has left is lost only if it is missing in the call: it may have done its part before.
-std::optional<Failure> CauseSearch::find_left(const Wait& wait) const {
-  auto left = find_dead(state_.peers, Left::kAll);
-  const auto missing = left ? missing_ranks(state_.peers, wait) : std::vector<int>();
+std::optional<Failure> find_left(const GroupState& state, const Wait& wait) {
+  auto left = find_dead(state.peers, Left::kAll);
+  const auto missing = left ? missing_ranks(state.peers, wait) : std::vector<int>();
   const bool matters =
       left && std::any_of(left->lost.begin(), left->lost.end(), [&missing](const auto& each) {
         return std::count(missing.begin(), missing.end(), each.rank) > 0;
@@ -105,33 +66,75 @@ std::optional<Failure> CauseSearch::find_left(const Wait& wait) const {
   return matters ? left : std::nullopt;
 }
 
-std::optional<Failure> CauseSearch::find_silent_or_unknown(int64_t since_ns) const {
-  const auto store = state_.channel->store_state();
-  const auto* table = state_.table();
+std::optional<Failure> find_silent_or_unknown(const GroupState& state, int64_t since_ns) {
+  const auto store = state.channel->store_state();
+  const auto* table = state.table();
   const bool is_prompt = store == StoreState::kAnswers && table != nullptr;
-  auto silent = is_prompt ? find_silent(state_.peers, since_ns, table->read_ns) : std::nullopt;
-  return silent ? silent : find_unknown(state_.peers, /*store_answers=*/store < StoreState::kLost);
+  auto silent = is_prompt ? find_silent(state.peers, since_ns, table->read_ns) : std::nullopt;
+  return silent ? silent : find_unknown(state.peers, /*store_answers=*/store < StoreState::kLost);
 }
 
 // Without the store, ranks do not learn of failures of other hosts. Before all ranks are known,
 // only the end of the store is a failure, and only if the rank that serves the store is unknown.
-std::optional<Failure> CauseSearch::find_lost_store(StoreState least) const {
-  const auto store = state_.channel->store_state();
-  const auto* table = state_.table();
+std::optional<Failure> find_lost_store(const GroupState& state, StoreState least) {
+  const auto store = state.channel->store_state();
+  const auto* table = state.table();
   const auto stage = table == nullptr ? HostTable::Stage::kGathering : table->stage.load();
   if (store < least || stage == HostTable::Stage::kOneHost ||
       (table != nullptr && table->store_may_end)) {
     return std::nullopt;
   }
   if (stage == HostTable::Stage::kManyHosts) {
-    return store_lost(state_.peers, store != StoreState::kEnded);
+    return store_lost(state.peers, store != StoreState::kEnded);
   }
-  const auto serving = state_.peers.store_rank();
+  const auto serving = state.peers.store_rank();
   const bool server_is_unknown =
-      !serving || (*serving != state_.group.rank && !state_.peers.peer(*serving));
+      !serving || (*serving != state.group.rank && !state.peers.peer(*serving));
   return server_is_unknown && store == StoreState::kEnded
-             ? find_unknown(state_.peers, /*store_answers=*/false)
+             ? find_unknown(state.peers, /*store_answers=*/false)
              : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Failure> find_cause(
+    const GroupState& state, Reason reason, int64_t since_ns, const std::optional<Wait>& wait) {
+  const auto lasted_ns = now_ns() - since_ns;
+  const auto left_ns =
+      wait && !wait->is_certain() ? times::kUncertainLeftMatters : times::kLeftMatters;
+  const bool call_failed = reason >= Reason::kCallFailed;
+  const bool also_left = call_failed && !state.is_terminated();
+  const bool waits_for_long = reason == Reason::kWaits && lasted_ns > left_ns;
+  const bool waits_in_step =
+      reason == Reason::kWaits && !(wait && wait->kind == Wait::Kind::kCalls);
+  auto failure = find_ended(state, also_left);
+  if (!failure && waits_in_step && lasted_ns > times::kFaultMatters) {
+    failure = find_fault(state, wait.value_or(Wait{state.activity()}));
+  }
+  if (!failure && (waits_for_long || also_left)) {
+    failure = find_left(state, wait.value_or(Wait{state.activity()}));
+  }
+  if (!failure && reason >= Reason::kAllHadTime) {
+    failure = find_silent_or_unknown(state, since_ns);
+  }
+  if (!failure && reason == Reason::kWaits && lasted_ns > times::kStoreMatters) {
+    failure = find_lost_store(state, StoreState::kSilent);
+  }
+  if (!failure && reason == Reason::kHasNoLease) {
+    failure = lasted_ns > times::lease_wait(state.group.lease_ns)
+                  ? store_lost(state.peers, /*silent=*/true)
+                  : find_lost_store(state, StoreState::kEnded);
+  }
+  if (!failure && reason == Reason::kSearchIsOver) {
+    const auto serving = state.peers.store_rank();
+    const auto server = serving ? state.peers.peer(*serving) : nullptr;
+    const bool is_far = !serving || (server && !server->local());
+    failure = is_far ? find_lost_store(state, StoreState::kLost) : std::nullopt;
+    if (!failure && also_left) {
+      failure = find_dead(state.peers, Left::kAll);
+    }
+  }
+  return failure;
 }
 
 }  // namespace ddpx::health

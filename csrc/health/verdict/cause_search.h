@@ -19,8 +19,10 @@ enum class Reason {
   kSearchIsOver,  // a collective call has failed, and the search has found no cause
 };
 
-// Owned by the monitor. Thread-safe. No method waits. A time in this table is the least time for
-// which the reason has lasted.
+// The failure, if there is one. `reason` has lasted since `since_ns`. `wait`: the wait of this
+// rank, if this rank waits on its device. Thread-safe. Does not wait.
+//
+// A time in this table is the least time for which the reason has lasted.
 //
 //   what counts as a failure         kWatches  kWaits  kHasNo-  kCall-  kAllHad-  kSearch-
 //                                                      Lease    Failed  Time      IsOver
@@ -47,24 +49,10 @@ enum class Reason {
 //
 // After a timeout of the backend, kAllHadTime is left out, and kWaits replaces kSearchIsOver: ranks
 // that are silent or unknown may only be late.
-class CauseSearch {
- public:
-  explicit CauseSearch(const GroupState& state) : state_(state) {}
-
-  // The failure, if there is one. `reason` has lasted since `since_ns`. `wait`: the wait of this
-  // rank, if this rank waits on its device.
-  std::optional<Failure> find(
-      Reason reason, int64_t since_ns, const std::optional<Wait>& wait = std::nullopt) const;
-
- private:
-  std::optional<Failure> find_declared() const;
-  std::optional<Failure> find_ended(bool also_left) const;
-  std::optional<Failure> find_fault(const Wait& wait) const;
-  std::optional<Failure> find_left(const Wait& wait) const;
-  std::optional<Failure> find_silent_or_unknown(int64_t since_ns) const;
-  std::optional<Failure> find_lost_store(StoreState least) const;
-
-  const GroupState& state_;
-};
+std::optional<Failure> find_cause(
+    const GroupState& state,
+    Reason reason,
+    int64_t since_ns,
+    const std::optional<Wait>& wait = std::nullopt);
 
 }  // namespace ddpx::health

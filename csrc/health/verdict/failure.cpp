@@ -1,7 +1,6 @@
 #include "failure.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <set>
 #include <sstream>
@@ -10,8 +9,6 @@
 
 namespace ddpx::health {
 namespace {
-
-std::atomic<void (*)(const RankReport&)> installed_raiser{nullptr};
 
 constexpr uint32_t kMostRanks = 1 << 16;  // of a group
 
@@ -53,19 +50,13 @@ std::string remedy(const Failure& failure) {
 }
 
 const char* consequence(FailureKind kind) {
-  switch (kind) {
-    case FailureKind::kMismatch:
-      return "Sums may contain tensors of different calls. ";
-    case FailureKind::kFrozen:
-      return "A rank that froze a parameter did not get its average. The weights of the ranks "
-             "differ from then on. ";
-    case FailureKind::kDead:
-    case FailureKind::kLeft:
-    case FailureKind::kStalled:
-    case FailureKind::kForwards:
-      break;
+  if (kind == FailureKind::kMismatch) {
+    return "Sums may contain tensors of different calls. ";
   }
-  return "The gradients of this step are not averaged. ";
+  return kind == FailureKind::kFrozen
+             ? "A rank that froze a parameter did not get its average. The weights of the ranks "
+               "differ from then on. "
+             : "The gradients of this step are not averaged. ";
 }
 
 // The way to continue training.
@@ -83,18 +74,9 @@ std::string way_on(const RankReport& report) {
 }  // namespace
 
 const char* error_name(FailureKind kind) {
-  switch (kind) {
-    case FailureKind::kMismatch:
-    case FailureKind::kFrozen:
-    case FailureKind::kForwards:
-      return "ddpx.RankMismatch";
-    case FailureKind::kStalled:
-      return "ddpx.RankStalled";
-    case FailureKind::kDead:
-    case FailureKind::kLeft:
-      break;
-  }
-  return "ddpx.RankFailure";
+  return kind >= FailureKind::kMismatch  ? "ddpx.RankMismatch"
+         : kind == FailureKind::kStalled ? "ddpx.RankStalled"
+                                         : "ddpx.RankFailure";
 }
 
 std::string Failure::encode() const {
@@ -198,14 +180,10 @@ std::string RankReport::text() const {
 }
 
 void raise(const RankReport& report) {
-  if (const auto raiser = installed_raiser.load()) {
-    raiser(report);
+  if (const auto raise_in_interpreter = raiser.load()) {
+    raise_in_interpreter(report);
   }
   throw std::runtime_error(report.text());
-}
-
-void set_raiser(void (*raiser)(const RankReport& report)) {
-  installed_raiser.store(raiser);
 }
 
 }  // namespace ddpx::health

@@ -1,6 +1,7 @@
 // A failure of a process group: its kind, and the ranks that it names.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
@@ -84,9 +85,13 @@ class GroupFailed : public std::runtime_error {
   GroupFailed() : std::runtime_error("ranks of the process group are lost") {}
 };
 
-// Throws the error of the installed raiser (in Python, ddpx.RankFailure), or else a
-// std::runtime_error.
+// Throws the error of `raiser` (in Python, ddpx.RankFailure), or else a std::runtime_error.
 [[noreturn]] void raise(const RankReport& report);
-void set_raiser(void (*raiser)(const RankReport& report));
+
+// Functions of the interpreter. Null without an interpreter.
+inline std::atomic<void (*)(const RankReport& report)> raiser{nullptr};
+// Makes the main thread raise the failure of the group whose state has this token. Does not wait,
+// and needs no lock of the interpreter.
+inline std::atomic<void (*)(uint64_t token)> interrupt{nullptr};
 
 }  // namespace ddpx::health
