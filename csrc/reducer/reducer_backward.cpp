@@ -150,6 +150,7 @@ void Reducer::arrive(std::size_t param_index) {
     dist_grads_.remember_context();
     dist_grads_.pull(context_.params.leaves()[param_index]);
   }
+  context_.script_grads.early_updates.arrive(param_index, context_.params.leaves()[param_index]);
   step_->arrive(param_index);
 }
 

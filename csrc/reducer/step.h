@@ -41,8 +41,8 @@ class Step {
   // Throws the error of a launch that fails, or that has failed before.
   void launch_rest();
 
-  // Manual finalization: from now to finish(), a change of a gradient is an error of the step. To
-  // be called after launch_rest().
+  // Manual finalization: from now to finish(), a change of a gradient or of a param is an error of
+  // the step. To be called after launch_rest().
   void hold_grads();
 
   // Calls launch_rest(), then waits for all buckets and writes the gradients back. Afterwards
@@ -119,7 +119,8 @@ class Step {
 
   // The end of the step.
   void launch_agreements();
-  void report_changed();
+  void report_changed_grads();
+  void report_early_updates();
   void compare_calls();
   void finalize_all();
   void finalize(std::size_t bucket_index);

@@ -29,11 +29,14 @@ bool Step::ready() const {
 void Step::hold_grads() {
   if (context_.communicates()) {
     held_.record(context_.params.leaves());
+    if (!context_.settings.comm_hook) {  // a hook may run an optimizer
+      context_.script_grads.early_updates.watch_all(context_.params.leaves());
+    }
   }
 }
 
 // The averages are written over what the script did to the gradients.
-void Step::report_changed() {
+void Step::report_changed_grads() {
   const auto names = context_.params.names_of(held_.pop_changed(context_.params.leaves()));
   if (names.empty()) {
     return;
@@ -54,9 +57,27 @@ void Step::report_changed() {
       "scale_grads=False to the schedule, and divide after finalize_backward()."));
 }
 
+// Ranks have applied different gradients.
+void Step::report_early_updates() {
+  const auto changed = context_.script_grads.early_updates.pop_changed(context_.params.leaves());
+  if (changed.empty()) {
+    return;
+  }
+  report(context_.error(
+      "the script changed " + errors::count_params(changed.size()) +
+      " before the gradients were averaged: " + join_names(context_.params.names_of(changed)) +
+      ". An optimizer in a hook of register_post_accumulate_grad_hook(), or before "
+      "finalize_backward(), applies the gradients of this rank alone, so ranks may now have "
+      "different parameters. Restart all ranks from a checkpoint. Run the optimizer after the "
+      "gradients are averaged: after backward() or finalize_backward(), or in a hook of "
+      "model.register_post_sync_hook(). If hooks average the gradients themselves, run this "
+      "backward in model.no_sync()."));
+}
+
 void Step::finish() {
   launch_rest();
-  report_changed();
+  report_early_updates();
+  report_changed_grads();
   if (!agreements_launched_) {
     collectives_.exchange_use();
   }

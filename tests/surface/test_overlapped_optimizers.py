@@ -154,6 +154,8 @@ def _check_in_backward(optimizer: str, mode: str, only_some: bool, num_optimizer
     cls_of_optimizer, options = OPTIMIZERS[optimizer]
 
     def wrap(cls: Callable[..., Wrapper], module: nn.Module) -> Wrapper:
+        for param in module.parameters():  # hooks that change no param
+            param.register_post_accumulate_grad_hook(lambda _: None)
         params = list(module.parameters())[:3] if only_some else list(module.parameters())
         for _ in range(num_optimizers):
             _apply_optimizer_in_backward(cls_of_optimizer, params, dict(options))

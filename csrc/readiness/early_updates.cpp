@@ -1,0 +1,50 @@
+#include "early_updates.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace ddpx {
+namespace {
+
+// Inline, because post_acc_grad_hooks() is a call for each param in each forward.
+bool has_post_accumulate_hook(const at::Tensor& param) {
+  const auto* meta = param.unsafeGetTensorImpl()->autograd_meta();
+  return meta != nullptr &&
+         static_cast<const torch::autograd::AutogradMeta*>(meta)->post_acc_grad_hooks_ != nullptr;
+}
+
+}  // namespace
+
+void EarlyUpdates::watch_hooked(const std::vector<at::Tensor>& params) {
+  hooked_.clear();
+  changed_.clear();
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (has_post_accumulate_hook(params[i])) {
+      hooked_.resize(params.size());
+      hooked_[i] = version_of(params[i]);
+    }
+  }
+}
+
+void EarlyUpdates::watch_all(const std::vector<at::Tensor>& params) {
+  all_.resize(params.size());
+  std::transform(params.begin(), params.end(), all_.begin(), version_of);
+}
+
+std::vector<std::size_t> EarlyUpdates::pop_changed(const std::vector<at::Tensor>& params) {
+  auto changed = std::exchange(changed_, {});
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    if (version_of(params[i]) != all_[i]) {
+      changed.push_back(i);
+    }
+  }
+  hooked_.clear();
+  all_.clear();
+  std::sort(changed.begin(), changed.end());
+  changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
+  return changed;
+}
+
+}  // namespace ddpx

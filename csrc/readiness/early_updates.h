@@ -1,0 +1,44 @@
+// Params that the script changed before their gradients were averaged.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "../buckets/param_grad.h"
+
+namespace ddpx {
+
+// Hooks of register_post_accumulate_grad_hook() run before the hooks of the reducer. An optimizer
+// in such a hook applies the local gradient of a rank, and so does an optimizer that runs before
+// finalize_backward(). Torch counts changes in place in the version of a tensor, but not those of
+// fused optimizers.
+// The reducer owns this object, under its mutex.
+class EarlyUpdates {
+ public:
+  // A forward begins. Watches only params with such a hook, until their gradients arrive.
+  void watch_hooked(const std::vector<at::Tensor>& params);
+
+  // The gradient of the param has arrived, so its hooks have run.
+  void arrive(std::size_t param_index, const at::Tensor& param) {
+    if (!hooked_.empty() && hooked_[param_index] && *hooked_[param_index] != version_of(param)) {
+      changed_.push_back(param_index);
+    }
+  }
+
+  // A backward has ended. Watches all params until pop_changed().
+  void watch_all(const std::vector<at::Tensor>& params);
+
+  // The params that have changed while they were watched. Ends the watch.
+  std::vector<std::size_t> pop_changed(const std::vector<at::Tensor>& params);
+
+ private:
+  std::vector<std::optional<uint32_t>> hooked_;  // versions by param; empty if no param has a hook
+  std::vector<uint32_t> all_;                    // by param, or empty
+  std::vector<std::size_t> changed_;
+};
+
+}  // namespace ddpx

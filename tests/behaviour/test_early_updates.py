@@ -1,0 +1,118 @@
+"""A script that changes params before their gradients are averaged gets an error by name.
+
+Under DDP, ranks then have different params, silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import slow_ddp as ref
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpx import ReducerDDP
+
+MODES = {**ref.MODES, "batched": {"batched_grad_copy": True}}
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+def _step_in_hooks(module: nn.Module, clear: bool) -> None:
+    """An optimizer for each param, as in torch's tutorial on optimizers within a backward."""
+    for param in module.parameters():
+        optimizer = torch.optim.Adam([param], foreach=False)
+
+        def update(param: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+            if clear:
+                param.grad = None
+
+        param.register_post_accumulate_grad_hook(update)
+
+
+def _differ_between_ranks(module: nn.Module) -> bool:
+    flat = torch.cat([param.detach().reshape(-1) for param in module.parameters()])
+    highest, lowest = flat.clone(), flat.clone()
+    dist.all_reduce(highest, dist.ReduceOp.MAX)
+    dist.all_reduce(lowest, dist.ReduceOp.MIN)
+    return not torch.equal(highest, lowest)
+
+
+def _run_step(model: nn.Module, number: int) -> None:
+    ref.seed(number)
+    ref.loss_of(model(ref.data())).backward()
+
+
+def _check_hook(mode: str, clear: bool) -> None:
+    module = ref.build_same(ref.Net)
+    model = ReducerDDP(module, bucket_cap_mb=ref.SMALL_CAP, **MODES[mode])
+    _run_step(model, 0)
+    _step_in_hooks(module, clear)
+    for number in range(1, 4):
+        model.zero_grad()
+        text = ref.error_of(_run_step, model, number)
+        names = [name for name, _ in module.named_parameters()]
+        ref.assert_names(text, names, "before the gradients were averaged")
+    assert _differ_between_ranks(module)
+    with model.no_sync():
+        _run_step(model, 4)
+
+
+@modes
+@pytest.mark.parametrize("clear", [True, False], ids=["cleared", "kept"])
+def test_optimizer_in_a_hook(ranks, mode, clear):
+    ref.on_ranks(ranks, 2, _check_hook, mode, clear)
+
+
+def _check_ddp() -> None:
+    model = DistributedDataParallel(ref.build_same(ref.Net))
+    _step_in_hooks(model.module, clear=True)
+    _run_step(model, 0)
+    assert _differ_between_ranks(model.module)
+
+
+def test_ddp_is_silent(ranks):
+    ref.on_ranks(ranks, 2, _check_ddp)
+
+
+def _check_alone(mode: str) -> None:
+    module = ref.build_same(ref.Net)
+    _step_in_hooks(module, clear=True)
+    model = ReducerDDP(module, **MODES[mode])
+    for number in range(3):
+        _run_step(model, number)
+
+
+@modes
+def test_one_rank_may_do_so(ranks, mode):
+    ref.on_ranks(ranks, 1, _check_alone, mode)
+
+
+def _check_manual(mode: str, finalize_first: bool) -> None:
+    module = ref.build_same(ref.Net)
+    model = ReducerDDP(module, bucket_cap_mb=ref.SMALL_CAP, **MODES[mode])
+    model.require_manual_backward_finalization = True
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for number in range(3):
+        optimizer.zero_grad()
+        _run_step(model, number)
+        calls: list[Callable[[], Any]] = [model.finalize_backward, optimizer.step]
+        expects_error = contextlib.nullcontext()
+        if not finalize_first:
+            calls.reverse()
+            expects_error = pytest.raises(RuntimeError, match="before the gradients were averaged")  # type: ignore[assignment]
+        with expects_error:
+            for call in calls:
+                call()
+    assert _differ_between_ranks(module) != finalize_first
+
+
+@modes
+@pytest.mark.parametrize("finalize_first", [True, False])
+def test_optimizer_before_finalize_backward(ranks, mode, finalize_first):
+    ref.on_ranks(ranks, 2, _check_manual, mode, finalize_first)
