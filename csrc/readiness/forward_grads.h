@@ -19,7 +19,7 @@ class ForwardGrads {
   // A new forward begins, or the last forward is over. Forgets all.
   void restart() {
     arrived_.assign(arrived_.size(), false);
-    give_up();
+    end_forward();
   }
 
   // The outputs of a synchronized forward exist.
@@ -33,7 +33,7 @@ class ForwardGrads {
   }
 
   // A step has broken off, or the backward of the last forward will not come.
-  void give_up() {
+  void end_forward() {
     awaits_backward_ = false;
     possibly_late_.clear();
   }

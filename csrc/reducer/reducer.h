@@ -246,7 +246,7 @@ class Reducer final : public GradListener,
   void end_backward(bool output_reached);
   void finish_step();
   void end_step();
-  void call(const std::function<void()>& after_sync);
+  void call_after_sync(const std::function<void()>& after_sync);
 
   // Manual finalization.
   void await_finalization(bool output_reached);
@@ -280,7 +280,7 @@ class Reducer final : public GradListener,
 
   // A step that broke off.
   void abandon_step() noexcept;
-  void give_up(const std::exception& error);
+  void fail_with(const std::exception& error);
   void fail(bool recovers = true) noexcept;
   void break_off();
   void recover();

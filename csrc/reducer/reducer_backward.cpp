@@ -259,11 +259,11 @@ void Reducer::on_graph_task_end(int task_id) {
     finish_step();
     after_sync = after_sync_;
   }
-  call(after_sync);
+  call_after_sync(after_sync);
 }
 
 // Without the mutex. Tells peers of an error, because they may wait for this rank in the next step.
-void Reducer::call(const std::function<void()>& after_sync) {
+void Reducer::call_after_sync(const std::function<void()>& after_sync) {
   if (!after_sync) {
     return;
   }
@@ -281,7 +281,7 @@ void Reducer::begin_empty_step() {
   try {
     begin_step();
   } catch (const std::exception& error) {
-    give_up(error);
+    fail_with(error);
     throw;
   }
 }
@@ -298,7 +298,7 @@ void Reducer::finish_step() {
   try {
     step_->finish();
   } catch (const std::exception& error) {
-    give_up(error);
+    fail_with(error);
     throw;
   }
   const bool in_dist_context = dist_grads_.active();

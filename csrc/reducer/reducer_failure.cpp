@@ -31,7 +31,7 @@ void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcep
     return;
   }
   if (backward_sync_.output_reached()) {
-    forward_.give_up();  // the script knows of the error
+    forward_.end_forward();  // the script knows of the error
   }
   backward_sync_.end(sync_enabled_);
   if (context_.progress.phase == Phase::kFinalized) {
@@ -61,7 +61,7 @@ void Reducer::abandon_step() noexcept {
 
 // To be called in a catch block at the end of a backward or of a step. Tells peers of the error,
 // because they may wait for this rank.
-void Reducer::give_up(const std::exception& error) {
+void Reducer::fail_with(const std::exception& error) {
   if (context_.progress.phase != Phase::kIdle) {
     fail();
   }
@@ -87,7 +87,7 @@ void Reducer::break_off() {
   if (context_.use_is_exchanged()) {
     context_.history.use.forget(context_.params.device());
   }
-  forward_.give_up();
+  forward_.end_forward();
   context_.weights.break_off();
   context_.observer.clock().skip_step();
   context_.observer.peers().break_off();
@@ -142,7 +142,7 @@ void Reducer::reset() {
   const auto lock = lock_after_abort();
   check_outside_backward("reset()");
   backward_sync_ = {};
-  forward_.give_up();
+  forward_.end_forward();
   context_.script_grads.taken.clear();
   forget_weights();
   if (context_.progress.phase == Phase::kReady) {

@@ -43,7 +43,7 @@ void Reducer::shadow_step() {
   try {
     error = EmptyStep(context_).run();
   } catch (const std::exception& fault) {
-    give_up(fault);
+    fail_with(fault);
     throw;
   }
   end_step();

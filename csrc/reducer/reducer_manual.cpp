@@ -73,7 +73,7 @@ void Reducer::finalize_backward() {
     stay_in_backward();
     after_sync = after_sync_;
   }
-  call(after_sync);
+  call_after_sync(after_sync);
 }
 
 // The first sentences of these errors have torch's words: scripts and tests look for them.
@@ -138,7 +138,7 @@ void Reducer::await_finalization(bool output_reached) {
   try {
     step_->launch_rest();
   } catch (const std::exception& error) {
-    give_up(error);
+    fail_with(error);
     throw;
   }
   step_->hold_grads();

@@ -37,7 +37,7 @@ void Reducer::yield_to(Reducer& owner) {
         "runs. Wrap modules, and run forwards of other wrappers of the same parameters, between "
         "steps.");
   }
-  forward_.give_up();  // the owner gets these gradients
+  forward_.end_forward();  // the owner gets these gradients
   owner_ = owner.weak_from_this();
 }
 

@@ -284,7 +284,7 @@ class ReducerDDP(DDPInterface):
         replica.continue_with(resolve_group(None))
         with params.unfrozen(averaged):  # ranks may have frozen different parameters meanwhile
             managed = construction.params_to_average(self)
-            replica.attach(managed, ownership.rivals(replica, managed))
+            replica.attach(managed, ownership.earlier_owners(replica, managed))
         if self.static_graph:
             self.reducer.set_static_graph()
         self.reducer.apply(settings_of_reducer)

@@ -79,14 +79,14 @@ def complete(front: Front) -> None:
     front._assign_modules_buffers()
 
     # Errors of one rank precede the calls in which other ranks rely on this rank.
-    rivals = ownership.rivals(replica, managed)
+    earlier_owners = ownership.earlier_owners(replica, managed)
     options.delayed.mark(managed)
     check_grad_dtype(managed, options.grad_dtype)
     if options.bucket_plan is not None:
         indices_of(options.bucket_plan, managed)
     if options.init_sync:
         replica.agree(managed[0].tensor.device)
-    replica.attach(managed, rivals)
+    replica.attach(managed, earlier_owners)
     if settings.switch_of("DDPX_CHECK_FINITE"):
         front.reducer.set_check_finite(True)
     if options.static_graph:

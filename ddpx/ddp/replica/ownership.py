@@ -59,7 +59,7 @@ forwards = Forwards()
 _live: weakref.WeakSet[Owner] = weakref.WeakSet()
 
 
-def rivals(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
+def earlier_owners(owner: Owner, managed: Sequence[ManagedParam]) -> list[Owner]:
     """The owners that average some of ``managed`` until ``owner`` does.
 
     These are older wrappers of the same module or of a part of the module, wrappers whose layers

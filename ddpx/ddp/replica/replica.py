@@ -129,11 +129,11 @@ class Replica:
         )
 
     def attach(
-        self, managed: Sequence[params.ManagedParam], rivals: Sequence[ownership.Owner]
+        self, managed: Sequence[params.ManagedParam], earlier_owners: Sequence[ownership.Owner]
     ) -> None:
-        """Starts to average the gradients of ``managed``, which ``rivals`` average until now."""
-        for rival in rivals:
-            rival.make_room()
+        """Starts to average the gradients of ``managed`` in place of ``earlier_owners``."""
+        for earlier in earlier_owners:
+            earlier.make_room()
         self.averaging = Averaging(
             self._module,
             self.ignored,
