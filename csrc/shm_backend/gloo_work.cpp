@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "../shm/error.h"
-#include "new_thread.h"
 #include "shm_work.h"
 
 namespace ddpx {
@@ -92,29 +91,6 @@ std::exception_ptr GlooCall::explain(const std::exception_ptr& error) const {
 
 GlooWork::GlooWork(c10::intrusive_ptr<c10d::Work> inner, GlooCall call)
     : Work(call.rank, inner->retrieveOpType()), inner_(std::move(inner)), call_(std::move(call)) {}
-
-c10::intrusive_ptr<c10::ivalue::Future> GlooWork::getFuture() {
-  using c10::ivalue::Future;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (future_) {
-    return future_;
-  }
-  const auto gloos = inner_->getFuture();
-  if (gloos->completed() || !gloos->devices().empty()) {
-    return gloos;  // no thread of gloo runs later callbacks, or callbacks need gloo's streams
-  }
-  future_ = c10::make_intrusive<Future>(gloos->elementType());
-  gloos->addCallback([future = future_](Future& ended) {
-    complete_on_new_thread([future, ended = c10::intrusive_ptr<Future>::reclaim_copy(&ended)] {
-      if (ended->hasError()) {
-        future->setErrorIfNeeded(ended->exception_ptr());
-      } else {
-        future->markCompleted(ended->value());
-      }
-    });
-  });
-  return future_;
-}
 
 bool GlooWork::wait(milliseconds timeout) {
   const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;

@@ -40,10 +40,9 @@ struct GlooCall {
   std::string phase() const;
 };
 
-// Wraps gloo's work. The caller owns it. Thread-safe; it needs no lock. It adds to gloo: errors
+// Wraps gloo's work. The caller owns it. Thread-safe; it needs no lock. It adds two things: errors
 // of wait() are explained, and the wait for a collective ends after a failure of the group. The
-// future has gloo's own errors. Its callbacks run on a thread of their own, so they may wait for
-// other operations.
+// future has gloo's own errors.
 class GlooWork final : public c10d::Work {
  public:
   GlooWork(c10::intrusive_ptr<c10d::Work> inner, GlooCall call);
@@ -75,7 +74,9 @@ class GlooWork final : public c10d::Work {
   void abort() override {
     inner_->abort();
   }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return inner_->getFuture();
+  }
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
     return inner_->getFutureResult();
   }
@@ -94,7 +95,6 @@ class GlooWork final : public c10d::Work {
 
   c10::intrusive_ptr<c10d::Work> inner_;
   GlooCall call_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by `mutex_` of c10d::Work
 };
 
 }  // namespace ddpx

@@ -10,8 +10,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,7 +18,6 @@
 #include "../health_c10d/watched_backend.h"
 #include "../shm/group.h"
 #include "between_hosts.h"
-#include "gloo_work.h"
 #include "shm_work.h"
 
 namespace ddpx {
@@ -36,10 +33,10 @@ struct ShmOptions {
 // their calls in the same order; the callee takes `mutex_`. The route of an operation:
 //
 //   operation                           on one host      on several hosts
-//   all_reduce of CPU tensors,          shared memory    shared memory within hosts, lanes
-//   barrier                                              between them
+//   all_reduce of CPU tensors           shared memory    shared memory within hosts, lanes
+//                                                        between them
 //   broadcast, all_gather,
-//   reduce_scatter (CPU)                shared memory    `inner`
+//   reduce_scatter, barrier (CPU)       shared memory    `inner`
 //   others                              `inner`          `inner`
 //
 // `inner` is a gloo backend of all ranks, a lane is a gloo backend of one rank of each host.
@@ -179,9 +176,6 @@ class ShmBackend final : public WatchedBackend {
   // Calls `start`, which starts the operation on `inner`. See GlooWork for its errors.
   Work through_gloo(
       const char* name, c10::function_ref<Work(c10d::Backend&)> start, bool collective = true);
-  void remember_in_gloo(const Work& work, const GlooCall& call);
-  // The collectives on `inner` that have not ended.
-  std::vector<Work> pending_in_gloo();
 
   // The options that all operations of torch have.
   struct CommonOptions {
@@ -193,29 +187,19 @@ class ShmBackend final : public WatchedBackend {
         : timeout(options.timeout), async(options.asyncOp) {}
   };
 
-  // The operation writes `results`: the outputs themselves, or copies of them. For `before_end`,
-  // see ShmWork.
+  // The operation writes `results`: the outputs themselves, or copies of them.
   Work submit(
       shm::Call call,
       const CommonOptions& options,
       const OpInfo& info,
       Tensors inputs,
       Tensors outputs,
-      Tensors results,
-      std::function<void()> before_end = {});
-
-  // A collective on `inner`. gloo owns the work until its end.
-  struct InGloo {
-    c10::weak_intrusive_ptr<c10d::Work> work;
-    GlooCall call;
-  };
+      Tensors results);
 
   std::shared_ptr<shm::Arena> arena_;
   shm::Topology topology_;
   const shm::Order order_;
-  mutable std::mutex mutex_;  // guards the next four members
-  std::deque<InGloo> in_gloo_;
-  // shutdown() clears the next three members.
+  mutable std::mutex mutex_;  // guards the next three members, which shutdown() clears
   std::shared_ptr<shm::Group> group_;
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::shared_ptr<BetweenHosts> between_hosts_;  // null on a single host

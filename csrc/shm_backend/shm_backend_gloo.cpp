@@ -22,11 +22,7 @@ ShmBackend::Work ShmBackend::through_gloo(
           c10::intrusive_ptr<WatchedBackend>::reclaim_copy(this))};
   try {
     local->check_process();
-    auto work = start(*gloo);
-    if (collective) {
-      remember_in_gloo(work, call);
-    }
-    return c10::make_intrusive<GlooWork>(std::move(work), call);
+    return c10::make_intrusive<GlooWork>(start(*gloo), call);
   } catch (const c10::Error&) {
     throw;  // the call is invalid
   } catch (const shm::Error&) {
@@ -34,37 +30,6 @@ ShmBackend::Work ShmBackend::through_gloo(
   } catch (...) {
     std::rethrow_exception(call.explain(std::current_exception()));
   }
-}
-
-void ShmBackend::remember_in_gloo(const Work& work, const GlooCall& call) {
-  std::vector<Work> ended;  // destroyed without the lock, since tensors may need the GIL
-  const std::lock_guard<std::mutex> lock(mutex_);
-  while (!in_gloo_.empty()) {
-    auto first = in_gloo_.front().work.lock();
-    if (first && !first->isCompleted()) {
-      ended.push_back(std::move(first));
-      break;
-    }
-    ended.push_back(std::move(first));
-    in_gloo_.pop_front();
-  }
-  in_gloo_.push_back({c10::weak_intrusive_ptr<c10d::Work>(work), call});
-}
-
-std::vector<ShmBackend::Work> ShmBackend::pending_in_gloo() {
-  std::vector<Work> pending;
-  std::deque<InGloo> in_gloo;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    in_gloo = in_gloo_;
-  }
-  for (const auto& [weak, call] : in_gloo) {
-    auto work = weak.lock();
-    if (work && !work->isCompleted()) {
-      pending.push_back(c10::make_intrusive<GlooWork>(std::move(work), call));
-    }
-  }
-  return pending;
 }
 
 ShmBackend::Work ShmBackend::allreduce_sparse(

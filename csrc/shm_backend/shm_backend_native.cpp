@@ -1,5 +1,4 @@
 // The operations of the shm backend that run through shared memory.
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -53,8 +52,7 @@ ShmBackend::Work ShmBackend::submit(
     const OpInfo& info,
     Tensors inputs,
     Tensors outputs,
-    Tensors results,
-    std::function<void()> before_end) {
+    Tensors results) {
   const auto local = group();
   local->check_process();
   call.timeout = options.timeout == c10d::kUnsetTimeout ? timeout() : options.timeout;
@@ -66,7 +64,6 @@ ShmBackend::Work ShmBackend::submit(
       std::move(outputs),
       std::move(results),
       ++sequence_);
-  work->set_before_end(std::move(before_end));
   if (!single_host()) {
     const auto& tensor = work->results()[0];
     between_hosts()->submit({tensor, std::move(call), info.reduce_op, work});
@@ -261,33 +258,18 @@ ShmBackend::Work ShmBackend::_reduce_scatter_base(
   });
 }
 
-// As in gloo, a barrier ends after all earlier collectives of this rank. Those in shared memory end
-// in order. Between hosts only an all-reduce passes through the same queue.
 ShmBackend::Work ShmBackend::barrier(const c10d::BarrierOptions& options) {
+  if (!single_host()) {
+    return through_gloo("barrier", [&](c10d::Backend& gloo) { return gloo.barrier(options); });
+  }
   return through_shm("barrier", [&] {
-    Tensors results;
-    auto call = shm::barrier_call();
-    if (!single_host()) {
-      results.push_back(at::zeros({1}, at::kFloat));
-      auto* data = results[0].mutable_data_ptr();
-      call = shm::all_reduce_call(data, data, 1, shm::DType::kFloat32, shm::ReduceOp::kSum);
-    }
-    std::function<void()> before_end;
-    if (auto pending = pending_in_gloo(); !pending.empty()) {
-      before_end = [pending = std::move(pending)] {
-        for (const auto& work : pending) {
-          work->wait();
-        }
-      };
-    }
     return submit(
-        std::move(call),
+        shm::barrier_call(),
         CommonOptions(options),
-        {c10d::OpType::BARRIER, "shm:barrier", c10d::ReduceOp::SUM},
+        {c10d::OpType::BARRIER, "shm:barrier"},
         {},
         {},
-        std::move(results),
-        std::move(before_end));
+        {});
   });
 }
 

@@ -1,5 +1,6 @@
 #include "shm_work.h"
 
+#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
@@ -7,7 +8,6 @@
 
 #include "../comm/different_calls.h"
 #include "../shm/error.h"
-#include "new_thread.h"
 
 namespace ddpx {
 
@@ -30,10 +30,6 @@ void ShmWork::set_waits(Wait wait, WaitFor wait_for) {
   wait_for_ = std::move(wait_for);
 }
 
-void ShmWork::set_before_end(std::function<void()> before_end) {
-  before_end_ = std::move(before_end);
-}
-
 void ShmWork::copy_results() const {
   const c10::InferenceMode inference;  // outputs may be inference tensors
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
@@ -47,9 +43,6 @@ void ShmWork::end(std::exception_ptr error) noexcept {
   try {
     if (!error) {
       copy_results();
-      if (before_end_) {
-        std::exchange(before_end_, {})();
-      }
     }
     if (recordFunctionEndCallback_) {
       std::exchange(recordFunctionEndCallback_, {})();
@@ -75,9 +68,19 @@ void ShmWork::end(std::exception_ptr error) noexcept {
     at_end();
   }
   if (future) {
-    complete_on_new_thread([self = c10::intrusive_ptr<ShmWork>::reclaim_copy(this), future] {
+    complete_in_pool(std::move(future));
+  }
+}
+
+// A callback of the future may wait for another operation. It must therefore not block the thread
+// that runs operations.
+void ShmWork::complete_in_pool(c10::intrusive_ptr<c10::ivalue::Future> future) {
+  try {
+    at::launch([self = c10::intrusive_ptr<ShmWork>::reclaim_copy(this), future] {
       self->complete(*future);
     });
+  } catch (...) {
+    complete(*future);  // no memory for the launch; an incomplete future would block its waiters
   }
 }
 

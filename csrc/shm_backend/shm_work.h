@@ -40,10 +40,6 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
   // To be called once the operation has been submitted, if waits may run the operation.
   void set_waits(Wait wait, WaitFor wait_for);
 
-  // To be called before the operation is submitted. The thread that calls end() first calls
-  // `before_end`, unless the operation has failed. Its exception becomes the error of the work.
-  void set_before_end(std::function<void()> before_end);
-
   // Ends the work. An exception in end(), such as one from copying results, becomes its error.
   void end(std::exception_ptr error) noexcept;
 
@@ -57,12 +53,13 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
   std::vector<at::Tensor> result() override;
   uint64_t getSequencenumber() const override;
 
-  // The future's value is the list of outputs. Its callbacks run on a thread of their own, so they
+  // The future's value is the list of outputs. Its callbacks run on torch's thread pool, so they
   // may wait for other operations.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
   void copy_results() const;
+  void complete_in_pool(c10::intrusive_ptr<c10::ivalue::Future> future);
   void complete(c10::ivalue::Future& future) const noexcept;
 
   std::vector<at::Tensor> inputs_;
@@ -77,7 +74,6 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
     std::unique_lock<std::mutex> lock(mutex_);
     return cv_.wait_for(lock, timeout, [this] { return completed_; });
   };
-  std::function<void()> before_end_;
   std::function<void()> at_end_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // created by the first getFuture()
 };

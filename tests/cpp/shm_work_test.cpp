@@ -53,8 +53,8 @@ std::exception_ptr lost() {
       shm::Error(shm::ErrorKind::kPeerLost, "[ddpx shm rank 0, phase all_reduce] rank 1 died"));
 }
 
-// Until the thread that completes the future has let go of the work.
-void await_thread(const c10::intrusive_ptr<ShmWork>& work) {
+// Until torch's thread has let go of the work.
+void await_pool(const c10::intrusive_ptr<ShmWork>& work) {
   while (work.use_count() > 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -79,7 +79,7 @@ TEST(ShmWorkTest, AFutureThatIsAskedForRightAfterTheEndIsCompletedOnce) {
       };
       work->end(fails ? lost() : nullptr);
       ASSERT_TRUE(future) << "the end gave no notice";
-      await_thread(work);
+      await_pool(work);
     });
     EXPECT_EQ(printed, "");
     EXPECT_EQ(future->hasError(), fails);
@@ -95,7 +95,7 @@ TEST(ShmWorkTest, AFutureThatIsAskedForBeforeTheEndIsCompletedByIt) {
     future->wait();
     EXPECT_EQ(future->hasError(), fails);
     EXPECT_EQ(work->getFuture(), future);
-    await_thread(work);
+    await_pool(work);
   }
 }
 
@@ -128,7 +128,7 @@ TEST(ShmWorkTest, AnErrorSurvivesALackOfMemory) {
         std::this_thread::yield();
       }
       EXPECT_TRUE(future->hasError()) << nth;
-      await_thread(work);
+      await_pool(work);
     }
   }
 }

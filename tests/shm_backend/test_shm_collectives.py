@@ -288,62 +288,6 @@ def test_collective_gives_what_gloo_gives(ranks, world_size, name):
     ranks(world_size).run(_check_collective, name)
 
 
-# ---- barrier -------------------------------------------------------------------------------------
-
-_LARGE = 4_000_000
-
-
-def _gather_of(tensor: torch.Tensor) -> dist.Work:
-    at_root = dist.get_rank() == 0
-    outputs = [torch.empty_like(tensor) for _ in range(2)] if at_root else None
-    return dist.gather(tensor, outputs, 0, group=_shm(), async_op=True)
-
-
-# Operations through gloo.
-ASYNC: dict[str, Callable[[torch.Tensor], dist.Work]] = {
-    "reduce": lambda tensor: dist.reduce(tensor, 0, group=_shm(), async_op=True),
-    "gather": _gather_of,
-    "all_to_all": lambda tensor: dist.all_to_all_single(
-        torch.empty_like(tensor), tensor, group=_shm(), async_op=True
-    ),
-    "coalesced": lambda tensor: _shm().allreduce_coalesced(
-        [tensor], dist.AllreduceCoalescedOptions()
-    ),
-}
-
-
-def _check_barrier(name: str) -> None:
-    for async_op in (False, True):
-        works = [ASYNC[name](torch.ones(_LARGE)) for _ in range(2)]
-        barrier = dist.barrier(group=_shm(), async_op=async_op)
-        if barrier is not None:
-            barrier.wait()
-        assert [work.is_completed() for work in works] == [True, True]
-
-
-@pytest.mark.parametrize("name", ASYNC)
-def test_a_barrier_ends_after_earlier_collectives(ranks, name):
-    """gloo's barrier does, so scripts need not wait for each work."""
-    ranks(2).run(_check_barrier, name)
-
-
-def _check_barrier_does_not_block() -> None:
-    """The peer makes its earlier call only after a message of this rank."""
-    message = torch.ones(1)
-    if dist.get_rank() == 1:
-        dist.recv(message, 0, group=_shm())
-    work = ASYNC["reduce"](torch.ones(10))
-    barrier = dist.barrier(group=_shm(), async_op=True)
-    if dist.get_rank() == 0:
-        dist.send(message, 1, group=_shm())
-    barrier.wait()
-    assert work.is_completed()
-
-
-def test_a_barrier_that_nobody_waits_for_does_not_block(ranks):
-    ranks(2).run(_check_barrier_does_not_block)
-
-
 # ---- inference mode ------------------------------------------------------------------------------
 
 
