@@ -8,7 +8,7 @@
 namespace ddpx {
 namespace {
 
-// Inline, because post_acc_grad_hooks() is a call for each param in each forward.
+// Also of a hook that was removed. torch's post_acc_grad_hooks() is a call for each param.
 bool has_post_accumulate_hook(const at::Tensor& param) {
   const auto* meta = param.unsafeGetTensorImpl()->autograd_meta();
   return meta != nullptr &&
@@ -18,8 +18,7 @@ bool has_post_accumulate_hook(const at::Tensor& param) {
 }  // namespace
 
 void EarlyUpdates::watch_hooked(const std::vector<at::Tensor>& params) {
-  hooked_.clear();
-  changed_.clear();
+  clear();
   for (std::size_t i = 0; i < params.size(); ++i) {
     if (has_post_accumulate_hook(params[i])) {
       hooked_.resize(params.size());
@@ -40,8 +39,7 @@ std::vector<std::size_t> EarlyUpdates::pop_changed(const std::vector<at::Tensor>
       changed.push_back(i);
     }
   }
-  hooked_.clear();
-  all_.clear();
+  clear();
   std::sort(changed.begin(), changed.end());
   changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
   return changed;

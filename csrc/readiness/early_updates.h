@@ -19,7 +19,7 @@ namespace ddpx {
 // The reducer owns this object, under its mutex.
 class EarlyUpdates {
  public:
-  // A forward begins. Watches only params with such a hook, until their gradients arrive.
+  // A backward begins. Watches only params with such a hook, until their gradients arrive.
   void watch_hooked(const std::vector<at::Tensor>& params);
 
   // The gradient of the param has arrived, so its hooks have run.
@@ -34,6 +34,13 @@ class EarlyUpdates {
 
   // The params that have changed while they were watched. Ends the watch.
   std::vector<std::size_t> pop_changed(const std::vector<at::Tensor>& params);
+
+  // Ends the watch.
+  void clear() {
+    hooked_.clear();
+    all_.clear();
+    changed_.clear();
+  }
 
  private:
   std::vector<std::optional<uint32_t>> hooked_;  // versions by param; empty if no param has a hook

@@ -139,9 +139,6 @@ bool Reducer::prepare_forward(bool captured) {
         "averages the gradients itself, or if it changes parameters by something else, call "
         "torch.autograd.grad() inside model.no_sync().");
   }
-  if (sync_enabled_ && context_.communicates()) {
-    context_.script_grads.early_updates.watch_hooked(context_.params.leaves());
-  }
   const auto never_came = forward_.never_came();
   forward_.restart();
   if (!never_came.empty()) {

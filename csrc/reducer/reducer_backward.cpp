@@ -48,7 +48,11 @@ void Reducer::on_output_grad(ForwardSync forward) {
     return;
   }
   scope_.track(weak_from_this());  // so that backward_sync_ is reset when this backward ends
+  const bool is_first_output = !backward_sync_.output_reached();
   backward_sync_.reach_output(forward);
+  if (is_first_output && backward_sync_.output_reached() && context_.communicates()) {
+    context_.script_grads.early_updates.watch_hooked(params.leaves());
+  }
   if (backward_sync_.local()) {
     return;
   }

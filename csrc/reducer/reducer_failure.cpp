@@ -89,6 +89,7 @@ void Reducer::break_off() {
   }
   forward_.end_forward();
   context_.weights.break_off();
+  context_.script_grads.early_updates.clear();
   context_.observer.clock().skip_step();
   context_.observer.peers().break_off();
 }

@@ -50,6 +50,7 @@ void Reducer::shadow_step() {
   context_.skip_step();
   emit(StepEvent::kIdle);
   if (error) {
+    context_.guard.publish_fault(error->what());
     context_.raise(*error);
   }
 }

@@ -271,7 +271,8 @@ class ReducerDDP(DDPInterface):
         state["_ddpx"] = self._ddpx.without_ranks()  # a copy gets its own reducer
         state["require_backward_grad_sync"] = self.require_backward_grad_sync
         state["settings_of_reducer"] = self.reducer.settings
-        state["averaged"] = [param.tensor for param in self._ddpx.managed]
+        present = {id(param) for _, param in self.module.named_parameters()}
+        state["averaged"] = [p.tensor for p in self._ddpx.managed if id(p.tensor) in present]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -88,8 +88,12 @@ def frozen_params(module: nn.Module, ignored: Collection[str]) -> list[ManagedPa
 
 @contextmanager
 def unfrozen(tensors: Sequence[nn.Parameter]) -> Iterator[None]:
-    """In the block, all of ``tensors`` require gradients."""
-    frozen = [tensor for tensor in tensors if not tensor.requires_grad]
+    """In the block, all of ``tensors`` that may require gradients do."""
+    frozen = [
+        tensor
+        for tensor in tensors
+        if not tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
+    ]
     for tensor in frozen:
         tensor.requires_grad_(True)
     try:

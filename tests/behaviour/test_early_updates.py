@@ -116,3 +116,70 @@ def _check_manual(mode: str, finalize_first: bool) -> None:
 @pytest.mark.parametrize("finalize_first", [True, False])
 def test_optimizer_before_finalize_backward(ranks, mode, finalize_first):
     ref.on_ranks(ranks, 2, _check_manual, mode, finalize_first)
+
+
+def _look(_: torch.Tensor) -> None:
+    """A hook that changes no param."""
+
+
+class _Renormalized(nn.Module):
+    """The forward changes the weight of the embedding in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4, max_norm=0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embedding(torch.arange(6)).sum() * x.sum()
+
+
+def _check_changes_of_forward(mode: str) -> None:
+    model = ReducerDDP(ref.build_same(_Renormalized), **MODES[mode])
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(_look)
+    for number in range(3):
+        _run_step(model, number)
+        with torch.no_grad():
+            model.module.embedding.weight.mul_(2.0)
+
+
+@modes
+def test_a_forward_may_change_params(ranks, mode):
+    ref.on_ranks(ranks, 2, _check_changes_of_forward, mode)
+
+
+def _check_changes_between(mode: str) -> None:
+    model = ReducerDDP(ref.build_same(ref.Net), bucket_cap_mb=ref.SMALL_CAP, **MODES[mode])
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(_look)
+    for number in range(3):
+        ref.seed(number)
+        loss = ref.loss_of(model(ref.data()))
+        with torch.no_grad():
+            model.module.first.bias.clamp_(-1.0, 1.0)
+        loss.backward()
+
+
+@modes
+def test_a_script_may_change_params_between_forward_and_backward(ranks, mode):
+    ref.on_ranks(ranks, 2, _check_changes_between, mode)
+
+
+def _check_reset(mode: str) -> None:
+    """The step that reset() drops is not compared with later steps."""
+    model = ReducerDDP(ref.build_same(ref.Net), bucket_cap_mb=ref.SMALL_CAP, **MODES[mode])
+    _run_step(model, 0)
+    model.require_manual_backward_finalization = True
+    _run_step(model, 1)
+    model.reset()
+    model.require_manual_backward_finalization = False
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(0.5)
+    model.zero_grad()
+    _run_step(model, 2)
+
+
+@modes
+def test_reset_ends_the_watch(ranks, mode):
+    ref.on_ranks(ranks, 2, _check_reset, mode)

@@ -269,6 +269,24 @@ def test_copies(ranks, view):
     on_ranks(ranks, 2, _compare_copies, view)
 
 
+def _copy_changed_layers() -> None:
+    """A copy has no layer that was replaced, and may have a frozen layer of integers."""
+    model = ReducerDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 100_000)))
+    file = io.BytesIO()
+    model.module[2] = nn.Identity()
+    torch.save(model, file)
+    assert file.tell() < 100_000
+    model.module[0].weight.requires_grad_(False)
+    model.module[0].weight.data = model.module[0].weight.data.to(torch.int8)
+    twin = copy.deepcopy(model)
+    twin.module[1](torch.ones(2, 4)).sum().backward()
+    assert twin.module[1].weight.grad is not None
+
+
+def test_copies_of_changed_layers(ranks):
+    on_ranks(ranks, 2, _copy_changed_layers)
+
+
 def _not_finite() -> str:
     model = ReducerDDP(Adapters(), **FIND_UNUSED)
     model.set_check_finite()
