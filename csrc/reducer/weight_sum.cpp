@@ -26,8 +26,6 @@ std::optional<UserError> error_of(const errors::Where& where, double own, double
     out << "the weights of all ranks and micro-steps of this step sum to 0, so the average does "
            "not exist. At least one rank needs a loss over 1 or more items. Skip the step on all "
            "ranks otherwise.";
-  } else if (sum < 0) {
-    out << "the weights of all ranks and micro-steps of this step sum to " << sum << ".";
   } else if (own != own) {
     out << "a weight of this rank is negative, infinite or NaN.";
   } else {

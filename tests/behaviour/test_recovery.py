@@ -218,3 +218,27 @@ def _check_second_backward(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["default", "view", "unused", "unused-view"])
 def test_second_backward_of_a_forward_fails(ranks, mode):
     ref.on_ranks(ranks, 2, _check_second_backward, mode)
+
+
+def _check_backward_in_hook_of_leaf(mode: str) -> None:
+    """No node of the outer backward is left, so its end is not known. The next forward raises."""
+    ours, slow = ref.make_pair(ref.Net, mode)
+    ref.check_steps(ours, slow, ref.plain_step, 2)
+    ours.zero_grad()
+    outer = torch.ones(1, dtype=torch.float64, requires_grad=True)
+
+    def run_inner(_: torch.Tensor) -> None:
+        with torch.enable_grad():
+            ours.module.first(ref.data()).sum().backward()
+
+    outer.register_hook(run_inner)
+    outer.sum().backward()
+    text = ref.error_of(ours, ref.data())
+    names = ["second.weight", "second.bias", "third.weight", "third.bias"]
+    ref.assert_names(text, names, "the last backward ended without gradients")
+    ref.check_steps(ours, slow, ref.plain_step, 2)
+
+
+@ref.modes
+def test_backward_in_a_hook_of_a_leaf(ranks, mode):
+    ref.on_ranks(ranks, 2, _check_backward_in_hook_of_leaf, mode)
