@@ -55,7 +55,7 @@ TEST(ChunkOrderTest, FixedIsTheSameForEveryElement) {
 }
 
 TEST(ErrorTest, OpeningsAreTakenOff) {
-  EXPECT_EQ(without_opening(opening(3, "all_reduce #1") + "no [x] y"), "no [x] y");
+  EXPECT_EQ(without_opening(opening("rank 3", "all_reduce #1") + "no [x] y"), "no [x] y");
   EXPECT_EQ(without_opening("[ddpx shm] no memory"), "no memory");
   EXPECT_EQ(without_opening("no [x] y"), "no [x] y");
 }
