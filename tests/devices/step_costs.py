@@ -137,9 +137,7 @@ class _Large(nn.Module):
 
 def _measure(wrap: Callable[[nn.Module], nn.Module], dtype: torch.dtype, num_large: int) -> Cost:
     gc.collect()  # modules of earlier measurements hold memory
-    torch.accelerator.synchronize()
-    # The backend then drops the tensors of earlier collectives that nothing waited for.
-    dist.all_reduce(torch.zeros(1, device="late"))
+    _drop_tensors_of_collectives()
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH) for _ in range(NUM_PARAMS // 2)]
     for number in range(num_large):
@@ -152,6 +150,13 @@ def _measure(wrap: Callable[[nn.Module], nn.Module], dtype: torch.dtype, num_lar
     return cost
 
 
+def _drop_tensors_of_collectives() -> None:
+    """The backend drops those that nothing waited for in its next call, if they have ended."""
+    torch.accelerator.synchronize()
+    dist.all_reduce(torch.zeros(1, device="late"))
+    torch.accelerator.synchronize()
+
+
 def _measure_step(model: nn.Module, x: torch.Tensor) -> Cost:
     for param in model.parameters():
         param.grad = None
@@ -162,7 +167,7 @@ def _measure_step(model: nn.Module, x: torch.Tensor) -> Cost:
     synchronisations = controls().num_synchronisations()
     assert counts["fallback"] == {}, counts["fallback"]
     native, collective = counts["native"].values(), counts["collective"].values()
-    torch.accelerator.synchronize()
+    _drop_tensors_of_collectives()
     return Cost(
         sum(operations for operations, _ in native),
         sum(num_bytes for _, num_bytes in native),
