@@ -8,7 +8,8 @@
 namespace ddpx {
 namespace {
 
-// Also of a hook that was removed. torch's post_acc_grad_hooks() is a call for each param.
+// A param whose hook was removed counts, too. The field is read directly, because torch's
+// post_acc_grad_hooks() is not inline.
 bool has_post_accumulate_hook(const at::Tensor& param) {
   const auto* meta = param.unsafeGetTensorImpl()->autograd_meta();
   return meta != nullptr &&

@@ -185,7 +185,7 @@ Error Steps::fail(const Failure& failure, const std::string& phase) {
 std::exception_ptr Steps::fail_with_current_exception(const char* phase) noexcept {
   const int rank = peers_.rank_of(peers_.own_index());
   const int in_job = peers_.topology().rank_in_job(rank);
-  char name[64];  // as Peers::name_of(), but allocates no memory
+  char name[64];  // the text of Peers::name_of(); snprintf allocates no memory
   std::snprintf(
       name,
       sizeof(name),
