@@ -2,7 +2,6 @@
 
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <utility>
 
 namespace ddpx {
@@ -28,21 +27,9 @@ void EarlyUpdates::watch_hooked(const std::vector<at::Tensor>& params) {
   }
 }
 
-void EarlyUpdates::watch_all(const std::vector<at::Tensor>& params) {
-  all_.resize(params.size());
-  std::transform(params.begin(), params.end(), all_.begin(), version_of);
-}
-
-std::vector<std::size_t> EarlyUpdates::pop_changed(const std::vector<at::Tensor>& params) {
+std::vector<std::size_t> EarlyUpdates::pop_changed() {
   auto changed = std::exchange(changed_, {});
-  for (std::size_t i = 0; i < all_.size(); ++i) {
-    if (version_of(params[i]) != all_[i]) {
-      changed.push_back(i);
-    }
-  }
   clear();
-  std::sort(changed.begin(), changed.end());
-  changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
   return changed;
 }
 

@@ -13,9 +13,8 @@
 namespace ddpx {
 
 // Hooks of register_post_accumulate_grad_hook() run before the hooks of the reducer. An optimizer
-// in such a hook applies the local gradient of a rank, and so does an optimizer that runs before
-// finalize_backward(). Torch counts changes in place in the version of a tensor, but not those of
-// fused optimizers.
+// in such a hook applies the local gradient of a rank. Torch counts changes in place in the version
+// of a tensor, but not those of fused optimizers.
 // The reducer owns this object, under its mutex.
 class EarlyUpdates {
  public:
@@ -29,22 +28,17 @@ class EarlyUpdates {
     }
   }
 
-  // A backward has ended. Watches all params until pop_changed().
-  void watch_all(const std::vector<at::Tensor>& params);
-
-  // The params that have changed while they were watched. Ends the watch.
-  std::vector<std::size_t> pop_changed(const std::vector<at::Tensor>& params);
+  // The params that changed before their gradients arrived. Ends the watch.
+  std::vector<std::size_t> pop_changed();
 
   // Ends the watch.
   void clear() {
     hooked_.clear();
-    all_.clear();
     changed_.clear();
   }
 
  private:
   std::vector<std::optional<uint32_t>> hooked_;  // versions by param; empty if no param has a hook
-  std::vector<uint32_t> all_;                    // by param, or empty
   std::vector<std::size_t> changed_;
 };
 

@@ -99,6 +99,10 @@ class Step {
     bool when_full;           // all gradients are packed together when the last one arrives
     bool delayed;             // waits for the delay trigger, too
   };
+  struct Held {
+    GradVersions grads;
+    std::vector<uint32_t> param_versions;  // empty if params may change
+  };
 
   // Gradients on their way into buckets.
   void exclude_frozen();
@@ -141,7 +145,7 @@ class Step {
   std::vector<ParamState> params_;
   std::vector<BucketState> buckets_;
   LaunchQueue launches_;
-  GradVersions held_;                 // by hold_grads()
+  Held held_;                         // by hold_grads()
   bool grads_may_change_ = false;     // by the script, at any time; match_peers() on a device
   bool rest_launched_ = false;        // launch_rest() was called
   bool agreements_launched_ = false;  // launch_agreements() was called

@@ -1,7 +1,9 @@
 // The end of a step: finish(), and match_peers() for a step that broke off.
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "../buckets/param_grad.h"
 #include "step.h"
 
 namespace ddpx {
@@ -28,16 +30,18 @@ bool Step::ready() const {
 // A rank without communication keeps its gradients, with the changes of the script.
 void Step::hold_grads() {
   if (context_.communicates()) {
-    held_.record(context_.params.leaves());
+    const auto& leaves = context_.params.leaves();
+    held_.grads.record(leaves);
     if (!context_.settings.comm_hook) {  // a hook may run an optimizer
-      context_.script_grads.early_updates.watch_all(context_.params.leaves());
+      held_.param_versions.resize(leaves.size());
+      std::transform(leaves.begin(), leaves.end(), held_.param_versions.begin(), version_of);
     }
   }
 }
 
 // The averages are written over what the script did to the gradients.
 void Step::report_changed_grads() {
-  const auto names = context_.params.names_of(held_.pop_changed(context_.params.leaves()));
+  const auto names = context_.params.names_of(held_.grads.pop_changed(context_.params.leaves()));
   if (names.empty()) {
     return;
   }
@@ -59,10 +63,17 @@ void Step::report_changed_grads() {
 
 // Ranks have applied different gradients.
 void Step::report_early_updates() {
-  const auto changed = context_.script_grads.early_updates.pop_changed(context_.params.leaves());
+  auto changed = context_.script_grads.early_updates.pop_changed();
+  for (std::size_t i = 0; i < held_.param_versions.size(); ++i) {
+    if (version_of(context_.params.leaves()[i]) != held_.param_versions[i]) {
+      changed.push_back(i);
+    }
+  }
   if (changed.empty()) {
     return;
   }
+  std::sort(changed.begin(), changed.end());
+  changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
   report(context_.error(
       "the script changed " + errors::count_params(changed.size()) +
       " before the gradients were averaged: " + join_names(context_.params.names_of(changed)) +
