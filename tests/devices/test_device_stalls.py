@@ -67,6 +67,8 @@ def test_a_backend_that_counts_no_calls(ranks, device):
 @pytest.mark.parametrize("place", ["forward", "stopped", "own call", "forward, no threads"])
 def test_the_stall_error_names_the_late_rank(ranks, device, place):
     place, _, no_threads = place.partition(", ")
+    if no_threads and device == "cuda":
+        pytest.skip("torch starts a thread to abort a group of NCCL")
     options = {"error": True, "more_threads": not no_threads}
     seen = ranks.run(cases.train, device, place, **options, may_fail=True)
     for rank, each in enumerate(seen):
