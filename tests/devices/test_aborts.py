@@ -103,6 +103,7 @@ def test_a_bucket_that_is_packed_at_an_abort(ranks, device, batched):
     check(ranks.run(cases.packed_at_an_abort, device, timeout=20, batched_grad_copy=batched))
 
 
+@delays_a_report
 @on_devices(2)
 @pytest.mark.parametrize("mode", ["default", "view", "lazy view"])
 def test_an_abort_that_packs_gradients_leaves_them_in_place(ranks, device, mode):
