@@ -66,7 +66,8 @@ def _compare_with_ddp(device: str, mode: str) -> list[Comparison]:
 @on_devices(2)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.replace(" ", "-"))
 def test_bits_of_ddp(device_ranks, device, mode, world_size):
-    per_rank = device_ranks(device, world_size).run(_compare_with_ddp, device, mode)
+    ranks = device_ranks(device, world_size)
+    per_rank = ranks.run(_compare_with_ddp, device, mode, timeout=100)  # some 300 calls
     for comparisons in zip(*per_rank, strict=True):
         total = summarize(list(comparisons))
         assert total.identical, "\n".join(total.differences[:20])
