@@ -126,6 +126,15 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ReducerDDP(_net(), mixed_precision=_MixedPrecision(torch.int8)),
         "mixed_precision",
     ),
+    "unknown argument": (
+        lambda: ReducerDDP(_net(), bucket_size=25),  # type: ignore[call-arg]
+        "unexpected keyword argument 'bucket_size'",
+    ),
+    "too many arguments": (
+        lambda: ReducerDDP(_net(), *[None] * 4, True, *[None] * 16),  # type: ignore[arg-type]
+        "positional arguments",
+    ),
+    "missing module": (lambda: ReducerDDP(), "'module'"),  # type: ignore[call-arg]
     "device_ids": (lambda: ReducerDDP(_net(), device_ids=[0]), "device_ids"),
     "delayed parameter": (_with_delayed_stranger, "'far'"),
     "second wrapper": (_with_a_second_wrapper, "another ReducerDDP of ModuleList already averages"),

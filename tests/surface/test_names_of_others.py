@@ -171,6 +171,22 @@ def _passes_through() -> None:
     assert not hasattr(plain, "reset")
 
 
+class _Computed(nn.Linear):
+    """A module with a property that is not ready yet."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+
+    @property
+    def bucket_plan(self) -> str:
+        raise RuntimeError("fit the tokenizer first")
+
+
+def _property_that_raises() -> None:
+    for cls in WRAPPERS:
+        assert not hasattr(cls(_Computed()), "bucket_plan")
+
+
 def _functions() -> None:
     model = ReducerDDP(nn.Linear(4, 2))
     around = nn.Sequential(model)
@@ -260,6 +276,7 @@ def _class_names() -> None:
         _hook_of_derived_class,
         _without_ddps_constructor,
         pytest.param(_passes_through, marks=pytest.mark.wrapper_only),
+        pytest.param(_property_that_raises, marks=pytest.mark.wrapper_only),
         _functions,
         pytest.param(_assignments, marks=pytest.mark.wrapper_only),
         _pickles,

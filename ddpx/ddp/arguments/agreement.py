@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -63,7 +63,7 @@ def faults_reach_all_ranks(construct: Callable[_P, _T]) -> Callable[_P, _T]:
     The decorator concerns errors before :func:`make_ranks_agree` compares the ranks, unless the
     arguments turn the comparison off.
     """
-    signature = inspect.signature(construct)
+    names = list(inspect.signature(construct).parameters)
 
     @functools.wraps(construct)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -72,31 +72,30 @@ def faults_reach_all_ranks(construct: Callable[_P, _T]) -> Callable[_P, _T]:
             return construct(*args, **kwargs)
         except Exception as error:
             if not _construction.compared:
-                _tell(error, functools.partial(signature.bind, *args, **kwargs))
+                _tell(error, {**dict(zip(names, args, strict=False)), **kwargs})
             raise
 
     return checked
 
 
-def _tell(error: Exception, bind: Callable[[], inspect.BoundArguments]) -> None:
+def _tell(error: Exception, arguments: Mapping[str, Any]) -> None:
     """Tells the other ranks that this rank raises ``error``.
 
     Args:
         error: The error of this rank.
-        bind: Returns the arguments of the constructor.
+        arguments: The arguments of the constructor, by name. They may be wrong.
 
     Raises:
         Exception: Other ranks have no such error. The text names the ranks that have the error.
     """
     try:
-        arguments = bind().arguments
         compares = bool(arguments.get("init_sync", True))
         group = resolve_group(arguments.get("process_group"), arguments.get("device_mesh"))
     except Exception:
         return  # a wrong argument that the other ranks have, too
     if not compares or is_alone(group):
         return
-    device = _device_of(arguments["module"])
+    device = _device_of(arguments.get("module"))
     try:
         with health.constructing(group):
             found = _compare({_FAULT: f"{type(error).__name__}: {error}"}, group, device)
@@ -106,8 +105,8 @@ def _tell(error: Exception, bind: Callable[[], inspect.BoundArguments]) -> None:
         raise found from error
 
 
-def _device_of(module: nn.Module) -> torch.device:
-    """The device of the first parameter. The CPU if the module has none, or raises."""
+def _device_of(module: Any) -> torch.device:
+    """The device of the first parameter. The CPU if there is none, or the module raises."""
     with suppress(Exception):
         return next(param.device for _, param in module.named_parameters())
     return torch.device("cpu")

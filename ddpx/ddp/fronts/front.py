@@ -87,7 +87,7 @@ class Front(GradientInterface):
             self._sync_buffers()
         records_graph = torch.is_grad_enabled()
         if records_graph:
-            _watch(averaging, output)
+            _watch(averaging, self.module, output)
         # Not require_forward_param_sync, because an assignment to a module's attribute takes 1 us.
         replica.buffers.last_forward_was_synchronized = (
             records_graph and averaging.reducer.sync_enabled
@@ -163,16 +163,16 @@ def _is_captured(front: Front) -> bool:
     return front.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _watch(averaging: Averaging, output: Any) -> None:
-    """Lets the reducer see the backward of ``output``."""
+def _watch(averaging: Averaging, module: nn.Module, output: Any) -> None:
+    """Lets the reducer see the backward of ``output``, which ``module`` has computed."""
     structure = averaging.structure
     outputs = list(nested.tensors_in(output))
     precision = averaging.precision
     # Casts replace params in a forward within a backward.
-    if (precision is not None and precision.lowered) or structure.unchanged():
+    if (precision is not None and precision.lowered) or structure.unchanged(module):
         averaging.reducer.watch_outputs(outputs)
         return
-    averaging.reducer.watch_outputs(outputs, structure.all_replaced())
-    replaced = structure.replaced()
+    averaging.reducer.watch_outputs(outputs, structure.all_replaced(module))
+    replaced = structure.replaced(module)
     if replaced:
-        structure.refuse_backward(replaced, outputs)
+        structure.refuse_backward(module, replaced, outputs)

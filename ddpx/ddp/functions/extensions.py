@@ -36,12 +36,23 @@ class AsMethod:
         if wrapper is None:
             return self._function
         name = self._function.__name__
-        if hasattr(wrapper.module, name):
+        if _has(wrapper.module, name):
             raise AttributeError(
                 f"{type(wrapper).__name__} has no method {name}, because the wrapped module has an "
                 f"attribute of this name. Call ddpx.{name}(model)."
             )
         return MethodType(self._function, wrapper)
+
+
+def _has(module: object, name: str) -> bool:
+    """Whether ``module`` has the attribute, also one that raises when it is read."""
+    try:
+        getattr(module, name)
+    except AttributeError:
+        return False
+    except Exception:  # of a property
+        return True
+    return True
 
 
 def set_requires_gradient_sync(model: nn.Module, requires_gradient_sync: bool) -> None:

@@ -40,7 +40,7 @@ class Averaging:
     ) -> None:
         param_dtype = getattr(options.mixed_precision, "param_dtype", None)
         module = reference()
-        self.structure = Structure(reference, ignored)
+        self.structure = Structure(reference, ignored, managed)
         self._grad_dtypes = GradDtypes(
             managed, options.reduce_dtype, options.grad_dtype, param_dtype
         )

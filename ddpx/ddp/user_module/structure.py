@@ -13,6 +13,7 @@ from torch import nn
 from ddpx import errors
 from ddpx.ddp.user_module.module_ref import ModuleRef
 from ddpx.params.dtensors import params_under_fsdp
+from ddpx.params.managed import ManagedParam
 
 
 class Structure:
@@ -22,7 +23,9 @@ class Structure:
     containers, such as those of TorchScript, have ``items()``, which nn.Module needs.
     """
 
-    def __init__(self, reference: ModuleRef, ignored: Collection[str]) -> None:
+    def __init__(
+        self, reference: ModuleRef, ignored: Collection[str], managed: Sequence[ManagedParam]
+    ) -> None:
         self._module = reference
         module = reference()
         self._ignored = ignored
@@ -34,9 +37,17 @@ class Structure:
         self._expected = list(chain.from_iterable(map(dict.values, self._dicts)))
         self._expected_of_others = self._contents_of_others()
         self._known = {id(param) for _, param in module.named_parameters()}
+        # A copy of a wrapper averages the params of the module that the script has assigned.
+        self._known.update(id(param.tensor) for param in managed)
 
-    def unchanged(self) -> bool:
-        """Whether the module has the same submodules and parameters as at construction."""
+    def unchanged(self, module: nn.Module) -> bool:
+        """Whether ``module`` is still the wrapped one, with the same submodules and parameters.
+
+        Args:
+            module: The module that ran. A script may assign another one to ``wrapper.module``.
+        """
+        if module is not self._module():
+            return False
         if sum(map(len, self._dicts)) != len(self._expected):
             return False
         if not all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._expected)):
@@ -49,28 +60,30 @@ class Structure:
     def _contents_of_others(self) -> list[object]:
         return [value for container in self._others for _, value in container.items()]
 
-    def all_replaced(self) -> bool:
-        """Whether other tensors are in the places of all trained parameters.
+    def all_replaced(self, module: nn.Module) -> bool:
+        """Whether ``module`` has other tensors in the places of all trained parameters.
 
         ``torch.func.functional_call`` puts them there for the time of a forward.
         """
         return not any(
             id(param) in self._known and param.requires_grad and name not in self._ignored
-            for name, param in self._module().named_parameters()
+            for name, param in module.named_parameters()
         )
 
-    def replaced(self) -> list[str]:
+    def replaced(self, module: nn.Module) -> list[str]:
         """Names of parameters that are new since construction, and would not be averaged."""
         return [
             name
-            for name, param in self._module().named_parameters()
+            for name, param in module.named_parameters()
             if isinstance(param, nn.Parameter)
             and param.requires_grad
             and id(param) not in self._known
             and name not in self._ignored
         ]
 
-    def refuse_backward(self, replaced: Sequence[str], outputs: Sequence[torch.Tensor]) -> None:
+    def refuse_backward(
+        self, module: nn.Module, replaced: Sequence[str], outputs: Sequence[torch.Tensor]
+    ) -> None:
         """Makes a backward through ``outputs`` raise, if parameters are still replaced then.
 
         ``torch.func.functional_call`` replaces parameters for the time of a forward only.
@@ -81,23 +94,23 @@ class Structure:
         """
 
         def check(_: torch.Tensor) -> None:
-            if self.replaced():
-                raise self._params_replaced(replaced)
+            if self.replaced(module):
+                raise self._params_replaced(module, replaced)
 
         # Attributes of a tensor of a subclass may raise.
         with torch._C.DisableTorchFunctionSubclass():
             watched = [tensor for tensor in outputs if tensor.requires_grad]
             if not watched:
-                raise self._params_replaced(replaced)
+                raise self._params_replaced(module, replaced)
             for tensor in watched:
                 tensor.register_hook(check)
 
-    def _params_replaced(self, names: Sequence[str]) -> RuntimeError:
+    def _params_replaced(self, module: nn.Module, names: Sequence[str]) -> RuntimeError:
         kind, again = "replicated", "call ddpx.replicate(model, ...) again"
         if self._module.keeps:
             kind, again = "wrapped", "wrap the module again: model = ReducerDDP(model.module, ...)"
         gradients = "Its gradient" if len(names) == 1 else "Their gradients"
-        if not set(params_under_fsdp(self._module())).isdisjoint(names):
+        if not set(params_under_fsdp(module)).isdisjoint(names):
             return RuntimeError(
                 f"FSDP has taken the parameters of a {kind} module: {', '.join(names)}. FSDP "
                 "averages gradients itself. Use FSDP alone, with a mesh of two dimensions to "

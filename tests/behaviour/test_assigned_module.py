@@ -1,0 +1,79 @@
+"""A script assigns another module to ``wrapper.module`` after wrapping."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from modes import MODES
+from torch import nn
+
+from ddpx import ReducerDDP
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
+
+def _step(model: nn.Module) -> None:
+    model.zero_grad()
+    model(torch.full((2, 4), dist.get_rank() + 1.0)).square().sum().backward()
+
+
+def _assert_averaged(model: nn.Module) -> None:
+    for param in model.parameters():
+        assert param.grad is not None
+        mean = param.grad.clone()
+        dist.all_reduce(mean)
+        torch.testing.assert_close(param.grad, mean / 2)
+
+
+# How a script makes the new module of the old one, and names of the parameters that are new.
+NEW: dict[str, tuple[Callable[[nn.Module], nn.Module], set[str]]] = {
+    "another module": (lambda _: _net(), {"0.weight", "0.bias", "1.weight", "1.bias"}),
+    "a layer more": (lambda old: nn.Sequential(old, nn.Linear(2, 2)), {"1.weight", "1.bias"}),
+}
+
+
+def _check_new_params(name: str, options: dict[str, Any]) -> None:
+    make, names = NEW[name]
+    model = ReducerDDP(_net(), **options)
+    for _ in range(2):
+        _step(model)
+    model.module = make(model.module)
+    with pytest.raises(RuntimeError, match=r"new parameter.*wrap the module again") as caught:
+        _step(model)
+    for each in names:
+        assert each in str(caught.value)
+    twin = copy.deepcopy(model)  # averages all parameters of its module
+    again = ReducerDDP(model.module, **options)
+    for each in (twin, again):
+        for _ in range(2):
+            _step(each)
+            _assert_averaged(each)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NEW)
+def test_new_parameters_are_an_error(ranks, name, mode):
+    """Their gradients would stay local. With DDP they do, silently."""
+    ranks(2).run(_check_new_params, name, MODES[mode])
+
+
+def _check_same_params(options: dict[str, Any]) -> None:
+    model = ReducerDDP(_net(), **options)
+    for make in (nn.Sequential, torch.jit.script, lambda module: module):
+        model.module = make(model.module)
+        for _ in range(2):
+            _step(model)
+            _assert_averaged(model)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_module_with_the_same_parameters_trains(ranks, mode):
+    ranks(2).run(_check_same_params, MODES[mode])
