@@ -209,26 +209,39 @@ def test_words_of_errors(ranks, words):
     ranks(2).run(_check, words)
 
 
-WARNINGS: dict[str, dict[str, Any]] = {
-    "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead.": {
-        "broadcast_buffers": False
-    },
-    "Both `broadcast_buffers` and `forward_sync_buffers` were specified.": {
-        "broadcast_buffers": False,
-        "forward_sync_buffers": False,
-    },
-    "The `check_reduction` argument in `DistributedDataParallel` module is deprecated.": {
-        "check_reduction": True
-    },
+# The kind of a warning, and what warns. Filters compare the start of the text.
+WARNINGS: dict[str, tuple[type[Warning], Callable[[Wrapper], Any]]] = {
+    "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead.": (
+        FutureWarning,
+        lambda cls: cls(_linear(), broadcast_buffers=False),
+    ),
+    "Both `broadcast_buffers` and `forward_sync_buffers` were specified.": (
+        FutureWarning,
+        lambda cls: cls(_linear(), broadcast_buffers=False, forward_sync_buffers=False),
+    ),
+    "The `check_reduction` argument in `DistributedDataParallel` module is deprecated.": (
+        FutureWarning,
+        lambda cls: cls(_linear(), check_reduction=True),
+    ),
+    "You passed find_unused_parameters=true to DistributedDataParallel, `_set_static_graph` will "
+    "detect unused parameters automatically": (
+        UserWarning,
+        lambda cls: cls(_linear(), find_unused_parameters=True, static_graph=True),
+    ),
+    "You've set static_graph to be True, no need to set it again.": (
+        UserWarning,
+        lambda cls: cls(_linear(), static_graph=True)._set_static_graph(),
+    ),
 }
 
 
 def _check_warning(words: str) -> None:
+    kind, cause = WARNINGS[words]
     for cls in (DistributedDataParallel, ReducerDDP):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            cls(_linear(), **WARNINGS[words])
-        texts = [str(each.message) for each in caught if each.category is FutureWarning]
+            cause(cls)
+        texts = [str(each.message) for each in caught if each.category is kind]
         assert len(texts) == 1
         assert texts[0].startswith(words)
 

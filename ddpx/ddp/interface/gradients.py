@@ -165,8 +165,8 @@ class GradientInterface(JoinInterface, Finalization):
         """Has the effect of ``static_graph=True``. Allowed before the first backward."""
         if self.static_graph:
             warnings.warn(
-                "The graph is static already, so this call of _set_static_graph() has no effect. "
-                "Leave out the call.",
+                "You've set static_graph to be True, no need to set it again. This call of "
+                "_set_static_graph() has no effect. Leave out the call.",
                 stacklevel=2,
             )
             return
@@ -174,8 +174,9 @@ class GradientInterface(JoinInterface, Finalization):
         self.static_graph = True
         if self.find_unused_parameters:
             warnings.warn(
-                "find_unused_parameters=True has no effect beside a static graph, which finds "
-                "unused parameters by itself. Leave out find_unused_parameters=True. The unused "
+                "You passed find_unused_parameters=true to DistributedDataParallel, "
+                "`_set_static_graph` will detect unused parameters automatically, so "
+                "find_unused_parameters=True has no effect. Leave out this argument. The unused "
                 "parameters must be the same in all steps.",
                 stacklevel=2,
             )
