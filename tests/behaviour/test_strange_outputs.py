@@ -165,6 +165,10 @@ KINDS: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
     "user dict": (lambda y: collections.UserDict(y=y), True),
     "chain map": (lambda y: collections.ChainMap({}, {"y": y}), True),
     "mapping proxy": (lambda y: types.MappingProxyType({"y": y}), True),
+    "proxy of a lazy mapping": (
+        lambda y: types.MappingProxyType(_Lazy({"y": lambda: y, "bad": lambda: 1 / 0})),
+        False,
+    ),
     "raising values": (lambda y: _RaisingValues(y=y), True),
     "raising list": (lambda y: _RaisingList([y]), True),
     "raising tuple": (lambda y: _RaisingTuple([y]), True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType, MemberDescriptorType
@@ -110,7 +111,7 @@ def _children(item: Any, kind: type) -> list[Any]:
         attributes = _attributes(item, kind)
         return [attributes[name] for name in fields if name in attributes]
     if kind is MappingProxyType:
-        return [*item.values()]
+        return gc.get_referents(item)  # the mapping, without a call of its methods
     if issubclass(kind, Mapping):
         return [*_attributes(item, kind).values()]
     return []
