@@ -7,6 +7,8 @@ import os
 from datetime import timedelta
 from numbers import Real
 
+from ddpx.errors import not_a_flag
+
 _LEAST_S = 1e-3
 _MOST_S = 1e9
 _MOST_BYTES = 2**62
@@ -72,6 +74,29 @@ def switch_of(variable: str) -> bool | None:
             f"{variable}={text} is neither on nor off. Set {variable} to 1 (on) or to 0 (off)."
         )
     return _SWITCH[text]
+
+
+def flag(name: str, value: object) -> bool:
+    """Checks a flag of the script.
+
+    Args:
+        name: The name of the argument, for errors.
+        value: A bool, a number, or a number of numpy or torch. None is False, as in DDP.
+
+    Returns:
+        The truth value.
+
+    Raises:
+        TypeError: ``value`` has no truth value of its own, such as a text.
+    """
+    if value is None:
+        return False
+    if not hasattr(type(value), "__bool__") or isinstance(value, complex):  # "False" would be true
+        raise not_a_flag(name, value)
+    try:
+        return bool(value)
+    except Exception as error:  # an array of several values
+        raise not_a_flag(name, value) from error
 
 
 # ---- errors --------------------------------------------------------------------------------------

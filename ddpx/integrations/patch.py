@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpx import settings
 from ddpx.ddp.module import ReducerDDP
 from ddpx.integrations import torch_replicate
 
@@ -53,6 +54,7 @@ def patch_ddp(wrapper: type[nn.Module] = ReducerDDP, *, replicate: bool = False)
         nothing, and ``undo()`` of its result changes nothing.
 
     Raises:
+        TypeError: ``wrapper`` is not a class of modules, or ``replicate`` is no truth value.
         RuntimeError: Another class is in the place of DDP. Later: a class that was derived from
             DDP before this call is instantiated. Such a class would train with DDP.
 
@@ -62,6 +64,12 @@ def patch_ddp(wrapper: type[nn.Module] = ReducerDDP, *, replicate: bool = False)
         >>> isinstance(model, ddpx.ReducerDDP)
         True
     """
+    if not (isinstance(wrapper, type) and issubclass(wrapper, nn.Module)):
+        raise TypeError(
+            f"patch_ddp() takes a class derived from torch.nn.Module, but got {wrapper!r}. Pass "
+            "ddpx.ReducerDDP, or no argument."
+        )
+    replicate = settings.flag("replicate", replicate)
     if _replacement is not None:
         if _replacement.wrapper is wrapper:
             return Patch(None, replicate)

@@ -314,3 +314,65 @@ def test_wrong_types_are_named() -> None:
     with RankPool(1) as alone:
         (amiss,) = alone.run(_wrong_arguments)
     assert not amiss, "\n".join(amiss)
+
+
+NO_FLAG = ["False", b"x", 1j, {}, [True], torch.ones(2), int, object()]
+NO_CALLABLE = ["text", 1, None, torch.ones(2), {}]
+# Functions of the script, each with an argument of the wrong type.
+FUNCTIONS: dict[str, tuple[Callable[[ReducerDDP, Any], Any], list[Any]]] = {
+    "requires_gradient_sync": (ddpx.set_requires_gradient_sync, NO_FLAG),
+    "enabled": (ddpx.set_forward_sync_buffers, NO_FLAG),
+    "require_manual_backward_finalization": (ddpx.set_manual_finalization, NO_FLAG),
+    "divide_by_initial_world_size": (ddpx.join, NO_FLAG),
+    "enable": (lambda model, value: ddpx.join(model, enable=value), NO_FLAG),
+    "throw_on_early_termination": (
+        lambda model, value: model.join(throw_on_early_termination=value),
+        NO_FLAG,
+    ),
+    "replicate": (lambda model, value: ddpx.patch_ddp(replicate=value), NO_FLAG),
+    "patch_ddp() takes a class": (
+        lambda model, value: ddpx.patch_ddp(value),
+        ["ReducerDDP", None, 1, int, lambda module: module],
+    ),
+    "post-sync hook must be callable": (
+        lambda model, value: ddpx.register_post_sync_hook(model, model.module, value),
+        NO_CALLABLE,
+    ),
+    "location of a buffer hook": (
+        lambda model, value: ddpx.register_buffer_comm_hook(model, None, _no_hook, value),
+        ["POST_FORWARD", 1, 2, None, True],
+    ),
+    "_register_fused_optim() takes the class": (
+        lambda model, value: ddpx.register_fused_optim(model, value, 0.1),
+        ["SGD", None, 1, torch.optim.SGD([torch.ones(1)], 0.1)],
+    ),
+}
+
+
+def _no_hook(*_: object) -> None:
+    pass
+
+
+def _wrong_calls() -> list[str]:
+    """The failures, as sentences. A refused value must not change the model."""
+    amiss = []
+    for name, (call, values) in FUNCTIONS.items():
+        for value in values:
+            model = ReducerDDP(_model())
+            try:
+                call(model, value)
+            except TypeError as error:
+                if name not in str(error):
+                    amiss.append(f"{name}={value!r}: the error does not name it: {error}")
+            except Exception as error:
+                amiss.append(f"{name}={value!r}: {type(error).__name__}: {error}")
+            else:
+                amiss.append(f"{name}={value!r} was taken")
+            _step(model)
+    return amiss
+
+
+def test_wrong_types_for_functions() -> None:
+    with RankPool(1) as alone:
+        (amiss,) = alone.run(_wrong_calls)
+    assert not amiss, "\n".join(amiss)

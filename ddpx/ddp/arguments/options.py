@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpx import _C, errors, settings
+from ddpx import _C, settings
 from ddpx.comm.transport import VARIABLE as TRANSPORT_VARIABLE
 from ddpx.comm.transport import checked_choice
 from ddpx.ddp.user_module.mixed_precision import check_config
@@ -171,9 +171,9 @@ def make_options(
     delayed.check()
     if mixed_precision is not None:
         check_config(mixed_precision, reduce_dtype, grad_dtype)
-    chosen: dict[str, Any] = {name: _flag(name, value) for name, value in flags.items()}
-    _flag("broadcast_buffers", broadcast_buffers)
-    _flag("forward_sync_buffers", forward_sync_buffers)
+    chosen: dict[str, Any] = {name: settings.flag(name, value) for name, value in flags.items()}
+    settings.flag("broadcast_buffers", broadcast_buffers)
+    settings.flag("forward_sync_buffers", forward_sync_buffers)
     for name, dtype in {"reduce_dtype": reduce_dtype, "grad_dtype": grad_dtype}.items():
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(
@@ -185,7 +185,7 @@ def make_options(
                 f"{name}={dtype} cannot be used: torch does not add floating-point numbers of 8 "
                 f"bits or less. Pass a dtype of 16 bits or more, such as {name}=torch.float32."
             )
-    if _flag("check_reduction", check_reduction):
+    if settings.flag("check_reduction", check_reduction):
         warnings.warn(
             "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. It "
             "has no effect.",
@@ -345,17 +345,6 @@ def _loaded(name: str, path: str | Path) -> BucketPlan:
         raise ValueError(
             f"{name}={str(path)!r} is not the path of a bucket plan: {error}"
         ) from error
-
-
-def _flag(name: str, value: object) -> bool:
-    if value is None:
-        return False
-    if not hasattr(type(value), "__bool__") or isinstance(value, complex):  # "False" would be true
-        raise errors.not_a_flag(name, value)
-    try:
-        return bool(value)
-    except Exception as error:  # an array of several values
-        raise errors.not_a_flag(name, value) from error
 
 
 def _buffer_sync(

@@ -35,12 +35,18 @@ def register_fused(
     """Runs an optimizer on each bucket, as DDP's ``_register_fused_optim()``.
 
     Raises:
+        TypeError: The optimizer is not a class.
         RuntimeError: torch has no functional form of the optimizer.
         ValueError: Parameters are DTensors; ``reduce_dtype`` or ``grad_dtype`` is set; or the
             average is not the mean.
     """
     from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
 
+    if not isinstance(optimizer, type):
+        raise TypeError(
+            "_register_fused_optim() takes the class of an optimizer, such as torch.optim.SGD, but "
+            f"got {type(optimizer).__name__}. Pass arguments of the optimizer after the class."
+        )
     _check_allowed("_register_fused_optim()", wrapper.module, options)
     overlapped = _as_overlapped_optim(
         optimizer, optimized_params, *optimizer_args, **optimizer_kwargs

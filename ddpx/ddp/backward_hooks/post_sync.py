@@ -43,8 +43,14 @@ class PostSync:
         """Calls ``hook`` for each of the wanted parameters that is in ``managed``.
 
         Raises:
+            TypeError: ``hook`` is not callable.
             ValueError: None of the wanted parameters is in ``managed``.
         """
+        if not callable(hook):
+            raise TypeError(
+                f"The post-sync hook must be callable, got {type(hook).__name__}. Pass a function "
+                "hook(param)."
+            )
         wanted = (
             {id(param) for param in param_or_module.parameters()}
             if isinstance(param_or_module, nn.Module)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
+from ddpx import settings
 from ddpx.ddp.fronts.front import Front
 from ddpx.ddp.fronts.lookup import front_of
 
@@ -132,6 +133,9 @@ def register_buffer_comm_hook(
         hook: A function. The end of backward waits for the futures that it returns in a list.
         location: Before or after forward. Default: after forward.
 
+    Raises:
+        TypeError: ``hook`` is not callable, or ``location`` is not a ``_BufferCommHookLocation``.
+
     Example:
         >>> def keep_buffers(state, named_buffers):
         ...     return None
@@ -158,6 +162,7 @@ def register_fused_optim(
         kwargs: Keyword arguments of the optimizer.
 
     Raises:
+        TypeError: ``optim`` is not a class.
         RuntimeError: torch has no functional form of ``optim``.
         ValueError: Parameters are DTensors; or ``reduce_dtype`` or ``grad_dtype`` is set.
 
@@ -209,10 +214,13 @@ def set_forward_sync_buffers(model: nn.Module, enabled: bool) -> None:
         model: A replicated module, a wrapper, or a module around one.
         enabled: True to broadcast buffers.
 
+    Raises:
+        TypeError: ``enabled`` is no truth value.
+
     Example:
         >>> ddpx.set_forward_sync_buffers(model, False)
     """
-    front_of(model).forward_sync_buffers = bool(enabled)
+    front_of(model).forward_sync_buffers = settings.flag("enabled", enabled)
 
 
 def will_sync_module_buffers(model: nn.Module) -> bool:
@@ -236,6 +244,10 @@ def set_manual_finalization(model: nn.Module, required: bool = True) -> None:
     Args:
         model: A replicated module, a wrapper, or a module around one.
         required: True for manual finalization. Default True.
+
+    Raises:
+        TypeError: ``required`` is no truth value.
+        RuntimeError: As on assignment to the attribute.
 
     Example:
         >>> ddpx.set_manual_finalization(model)

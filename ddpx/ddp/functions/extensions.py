@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ddpx import errors, health
+from ddpx import errors, health, settings
 from ddpx.ddp.backward_hooks.post_sync import PostSyncHook
 from ddpx.ddp.fronts.lookup import replica_of
 from ddpx.ddp.functions import weights
@@ -64,13 +64,17 @@ def set_requires_gradient_sync(model: nn.Module, requires_gradient_sync: bool) -
         model: A replicated module, a wrapper, or a module around one.
         requires_gradient_sync: True to average gradients, False to keep them local.
 
+    Raises:
+        TypeError: ``requires_gradient_sync`` is no truth value.
+
     Example:
         >>> ddpx.set_requires_gradient_sync(model, False)
         >>> model(inputs).sum().backward()
         >>> model.module.weight.grad  # of this rank alone
         tensor([[8., 8., 8., 8.]])
     """
-    replica_of(model).reducer.sync_enabled = bool(requires_gradient_sync)
+    syncs = settings.flag("requires_gradient_sync", requires_gradient_sync)
+    replica_of(model).reducer.sync_enabled = syncs
 
 
 def reset(model: nn.Module) -> None:
@@ -240,6 +244,7 @@ def register_post_sync_hook(
         A handle. ``handle.remove()`` removes the hook.
 
     Raises:
+        TypeError: ``fn`` is not callable.
         ValueError: This wrapper averages none of the parameters.
 
     Example:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddpx import settings
 from ddpx.ddp.replica.replica import Replica
 
 
@@ -32,6 +33,7 @@ class Finalization:
         ``param.grad.data``, so these raise no error.
 
         Raises:
+            TypeError: On assignment: the value is no truth value.
             RuntimeError: On assignment: a forward has run, and its step has not ended. Or all
                 parameters are in ``delay_all_reduce_named_params``.
 
@@ -46,9 +48,10 @@ class Finalization:
 
     @require_manual_backward_finalization.setter
     def require_manual_backward_finalization(self, required: bool) -> None:
+        required = settings.flag("require_manual_backward_finalization", required)
         if required:
             self._check_manual_backward_finalization_supported()
-        self._ddpx.reducer.set_manual_finalization(bool(required))
+        self._ddpx.reducer.set_manual_finalization(required)
 
     @property
     def _require_manual_backward_finalization(self) -> bool:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from ddpx import health, params
+from ddpx import health, params, settings
 from ddpx.comm import state_sync
 from ddpx.ddp.interface.buffers import BufferInterface
 
@@ -64,6 +64,7 @@ class JoinInterface(BufferInterface, Joinable):
             A ``torch.distributed.algorithms.Join`` context.
 
         Raises:
+            TypeError: A flag is no truth value.
             RuntimeError: At the end of the batches of any rank, with
                 ``throw_on_early_termination``.
             RankFailure: A rank was lost.
@@ -76,9 +77,11 @@ class JoinInterface(BufferInterface, Joinable):
         """
         return _Join(
             [self],
-            enable,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
+            settings.flag("enable", enable),
+            settings.flag("throw_on_early_termination", throw_on_early_termination),
+            divide_by_initial_world_size=settings.flag(
+                "divide_by_initial_world_size", divide_by_initial_world_size
+            ),
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:

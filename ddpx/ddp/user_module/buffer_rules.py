@@ -59,11 +59,16 @@ class BufferRules:
         """Replaces the broadcast by ``hook(state, named_buffers)``.
 
         Raises:
-            TypeError: The hook is not callable.
+            TypeError: The hook is not callable, or ``location`` is not a location.
         """
         if not callable(hook):
             raise TypeError(
                 f"The buffer hook must be callable, got {type(hook).__name__}. Pass a function "
                 "hook(state, named_buffers)."
+            )
+        if not isinstance(location, _BufferCommHookLocation):  # the hook would never run
+            raise TypeError(
+                "the location of a buffer hook must be _BufferCommHookLocation.PRE_FORWARD or "
+                f"POST_FORWARD, but got {location!r}."
             )
         self.hook = _BufferCommHook(hook, state, location)
