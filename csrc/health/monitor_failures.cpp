@@ -169,6 +169,9 @@ std::optional<Failure> Monitor::find_failure(const std::optional<Wait>& wait) {
   if (!failure) {
     failure = find_uneven_forwards(peers(), page().view());
   }
+  if (!failure) {
+    failure = find_uneven_settings(peers(), page().view());
+  }
   return failure ? failure : recorded_.check(now_ns());
 }
 

@@ -40,6 +40,15 @@ int divisor_of(const ReducerContext& context) {
   return divides_later ? 1 : settings.divisor.value_or(context.collective->world_size());
 }
 
+// As published to peers.
+uint64_t settings_of(const ReducerContext& context) {
+  using health::StepCalls;
+  const auto& settings = context.settings;
+  return StepCalls::kKnown | (settings.comm_hook_is_registered ? StepCalls::kHasHook : 0) |
+         (context.options.mode == GraphMode::kStatic ? StepCalls::kIsStatic : 0) |
+         (settings.check_finite ? StepCalls::kChecksFinite : 0);
+}
+
 std::optional<WeightSum> take_weight(ReducerContext& context) {
   return context.options.average == Average::kWeights
              ? std::make_optional<WeightSum>(context.weights.take(context.params.device()))
@@ -75,6 +84,7 @@ void Step::report(UserError error) {
 // ---- gradients arrive ---------------------------------------------------------------------------
 
 void Step::begin() {
+  context_.observer.peers().set_settings(settings_of(context_));
   // With find_unused, ranks agree on the use of each param, so a frozen param is a param that this
   // rank does not use: if another rank used it, every rank gets the average. In the other modes all
   // ranks must freeze the same params.

@@ -1,6 +1,7 @@
 #include "call_comparison.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <sstream>
 
@@ -60,6 +61,75 @@ std::optional<Failure> find_uneven_forwards(const PeerTable& peers, const Status
   return std::nullopt;
 }
 
+namespace {
+
+// " of wrapper 2", or empty for the first wrapper.
+std::string of_wrapper(const StepCalls& calls) {
+  const int model = model_of(calls.wrapper);
+  return model > 0 && model < kNumModels ? " of wrapper " + std::to_string(model) : std::string();
+}
+
+// "rank 1 has a communication hook, and rank 0 has none". Empty if the settings are the same, or
+// unknown.
+std::string different_settings(int rank, uint64_t settings, int other_rank, uint64_t others) {
+  struct Flag {
+    uint64_t flag;
+    const char* if_set;
+    const char* otherwise;
+  };
+  constexpr std::array kFlags{
+      Flag{StepCalls::kHasHook, " has a communication hook", " has none"},
+      Flag{StepCalls::kIsStatic, " has a static graph", " does not"},
+      Flag{StepCalls::kChecksFinite, " checks that gradients are finite", " does not"},
+  };
+  if (settings == 0 || others == 0) {
+    return {};
+  }
+  std::string text;
+  for (const auto& [flag, if_set, otherwise] : kFlags) {
+    if (((settings ^ others) & flag) != 0) {
+      const bool is_set = (settings & flag) != 0;
+      text += (text.empty() ? "rank " : "; rank ") + std::to_string(is_set ? rank : other_rank) +
+              if_set + ", and rank " + std::to_string(is_set ? other_rank : rank) + otherwise;
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::optional<Failure> find_uneven_settings(const PeerTable& peers, const StatusPage& own) {
+  const auto ours = own.activity();
+  const auto latest_ns = now_ns() - times::kUnevenSettings;
+  if (!may_wait(ours.doing) || ours.since_ns > latest_ns) {
+    return std::nullopt;
+  }
+  const auto with_page = peers.with_page();
+  for (const auto& peer : *with_page) {
+    const auto theirs = peer->page()->activity();
+    if (!may_wait(theirs.doing) || theirs.since_ns > latest_ns || theirs.model != ours.model) {
+      continue;
+    }
+    // The step in which a rank waits may have no launch yet.
+    const auto step = std::min(ours.step, theirs.step);
+    for (const auto each : {step, step - 1}) {
+      const auto our_calls = own.calls.find(ours.model, each);
+      const auto their_calls = our_calls ? peer->page()->calls.find(*our_calls) : std::nullopt;
+      if (!their_calls) {
+        continue;
+      }
+      const auto text = different_settings(
+          peers.rank(), our_calls->settings, peer->rank(), their_calls->settings);
+      if (!text.empty()) {
+        const auto when = ", in step " + std::to_string(each) + of_wrapper(*our_calls);
+        return Failure{FailureKind::kSettings, {}, text + when};
+      }
+      break;
+    }
+  }
+  return std::nullopt;
+}
+
 CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours) {
   CallsByRank known{{peers.rank(), ours}};
   const auto with_page = peers.with_page();
@@ -107,12 +177,6 @@ auto find_odd_one(const CallsByRank& ranks, const Differ& differ) {
     return differ(each.second, usual->second);
   });
   return std::pair(usual, other);
-}
-
-// " of wrapper 2", or empty for the first wrapper.
-std::string of_wrapper(const StepCalls& calls) {
-  const int model = model_of(calls.wrapper);
-  return model > 0 && model < kNumModels ? " of wrapper " + std::to_string(model) : std::string();
 }
 
 // "rank 1 made one more collective call than rank 0, 7 against 6, by step 3". Compares a rank of

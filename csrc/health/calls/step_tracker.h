@@ -43,6 +43,11 @@ class StepTracker {
   // the same params.
   void publish_frozen(const ParamIndices& params);
 
+  // The settings of the step that has begun: flags of StepCalls::settings.
+  void set_settings(uint64_t settings) {
+    calls_.settings = settings;
+  }
+
   // The step was aborted. The last activity stays published, unless it was a wait. Peers that end
   // the step learn whether the results of this rank are invalid.
   void break_off();

@@ -50,7 +50,8 @@ std::optional<StepCalls> RecentSteps::Entry::read() const {
   const auto before = version.load(std::memory_order_acquire);
   const auto numbers = std::bit_cast<std::array<uint32_t, 2>>(word(0));
   std::optional<StepCalls> calls(
-      StepCalls{numbers[0], numbers[1], word(1), word(2), word(3), word(4), word(5), word(6)});
+      StepCalls{
+          numbers[0], numbers[1], word(1), word(2), word(3), word(4), word(5), word(6), word(7)});
   std::atomic_thread_fence(std::memory_order_acquire);
   if (before % 2 != 0 || version.load(std::memory_order_relaxed) != before) {
     calls.reset();

@@ -23,6 +23,13 @@ struct StepCalls {
   uint64_t num_bytes = 0;  // of all buckets so far
   uint64_t frozen = 0;     // a digest of the params that this rank froze; 0 if its peers may freeze
                            // other params
+  uint64_t settings = 0;   // kKnown and further flags; 0 if unknown
+
+  // Flags of `settings`. A flag that differs between ranks makes their collective calls different.
+  static constexpr uint64_t kKnown = 1;
+  static constexpr uint64_t kHasHook = 2;  // a communication hook of the script
+  static constexpr uint64_t kIsStatic = 4;
+  static constexpr uint64_t kChecksFinite = 8;
 
   // The value of `results` if the gradients of this rank are wrong. The rank may have written into
   // a bucket in flight, so results of other ranks may differ, too.

@@ -40,6 +40,9 @@ std::string remedy(const Failure& failure) {
       return "A forward of ReducerDDP takes over rank 0's buffers, so all ranks make the same "
              "number of forwards. Call model.module(...) for a forward of one rank alone, or pass "
              "forward_sync_buffers=False. ";
+    case FailureKind::kSettings:
+      return "Register a communication hook or a fused optimizer, and call set_static_graph() and "
+             "set_check_finite(), on all ranks before the same step. ";
     case FailureKind::kMismatch:
       break;
   }
@@ -95,7 +98,7 @@ std::optional<Failure> Failure::decode(std::string_view record) {
   Failure failure;
   std::vector<Run> runs;
   if (!health::decode(record, failure.kind, failure.how, runs) ||
-      failure.kind > FailureKind::kForwards) {
+      failure.kind > FailureKind::kSettings) {
     return std::nullopt;
   }
   const auto all = from_runs<int>(runs, kMostRanks);

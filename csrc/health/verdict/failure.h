@@ -21,6 +21,7 @@ enum class FailureKind : uint8_t {
   kMismatch,  // ranks made different collective calls; no rank is lost
   kFrozen,    // ranks froze different params; no rank is lost
   kForwards,  // ranks made different numbers of forwards; no rank is lost
+  kSettings,  // settings of a wrapper differ between ranks; no rank is lost
 };
 
 struct LostRank {
