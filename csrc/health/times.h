@@ -162,7 +162,7 @@ constexpr int64_t kNoCalls = 2 * kSecond;  // the pause after which ranks compar
 constexpr int64_t kUnevenForwards = 400 * kMillisecond;
 // Ranks with different settings wait for each other for this time, at least. Calls of a hook may
 // match the calls of a rank without the hook, and take long.
-constexpr int64_t kUnevenSettings = 3 * kSecond;
+constexpr int64_t kUnevenSettings = 5 * kSecond;
 constexpr int64_t kStepEnd = 1 * kSecond;  // the wait for ranks that have not ended a step
 static_assert(kNoCalls > 2 * kWatchdogPeriod);
 static_assert(kUnevenForwards >= 2 * kWatchdogPeriod);

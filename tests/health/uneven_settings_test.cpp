@@ -73,7 +73,7 @@ TEST_F(UnevenSettings, AreNotGuessed) {
   EXPECT_EQ(find(), "");
 }
 
-TEST_F(UnevenSettings, NeedTwoWaitsOfSomeDuration) {
+TEST_F(UnevenSettings, NeedWaitsOfSomeDurationOfAllRanks) {
   our_activity.since_ns = now_ns();
   EXPECT_EQ(find(), "");
   our_activity.since_ns = long_ago_ns;
@@ -85,6 +85,14 @@ TEST_F(UnevenSettings, NeedTwoWaitsOfSomeDuration) {
   their_activity.doing = Doing::kWaiting;
   their_activity.model = 0;
   EXPECT_EQ(find(), "");
+}
+
+TEST_F(UnevenSettings, AreNoFailureBesideAnUnknownRank) {
+  ours_.view().current.store(our_activity);
+  theirs_.view().current.store(their_activity);
+  PeerTable peers{0, 3};  // rank 2 may be late
+  peers.add(peers_.peer(1));
+  EXPECT_FALSE(find_uneven_settings(peers, ours_.view()));
 }
 
 TEST_F(UnevenSettings, AreThoseOfTheLastCommonStep) {

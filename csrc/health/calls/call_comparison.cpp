@@ -96,38 +96,51 @@ std::string different_settings(int rank, uint64_t settings, int other_rank, uint
   return text;
 }
 
+// The same for the settings of two ranks that wait in steps of the same wrapper, with the step.
+std::string different_settings_of(
+    int rank, const StatusPage& own, int other_rank, const StatusPage& other) {
+  const auto ours = own.activity();
+  const auto step = std::min(ours.step, other.activity().step);
+  for (const auto each : {step, step - 1}) {  // the step of the wait may have no launch yet
+    const auto our_calls = own.calls.find(ours.model, each);
+    const auto their_calls = our_calls ? other.calls.find(*our_calls) : std::nullopt;
+    if (their_calls) {
+      const auto text =
+          different_settings(rank, our_calls->settings, other_rank, their_calls->settings);
+      return text.empty() ? text
+                          : text + ", in step " + std::to_string(each) + of_wrapper(*our_calls);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::optional<Failure> find_uneven_settings(const PeerTable& peers, const StatusPage& own) {
   const auto ours = own.activity();
-  const auto latest_ns = now_ns() - times::kUnevenSettings;
-  if (!may_wait(ours.doing) || ours.since_ns > latest_ns) {
+  const auto waits = [model = ours.model,
+                      latest_ns = now_ns() - times::kUnevenSettings](const Activity& activity) {
+    return may_wait(activity.doing) && activity.since_ns <= latest_ns && activity.model == model;
+  };
+  if (!waits(ours)) {
     return std::nullopt;
   }
-  const auto with_page = peers.with_page();
-  for (const auto& peer : *with_page) {
-    const auto theirs = peer->page()->activity();
-    if (!may_wait(theirs.doing) || theirs.since_ns > latest_ns || theirs.model != ours.model) {
+  std::string text;
+  const auto all = peers.all();
+  for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
+    if (rank == peers.rank()) {
       continue;
     }
-    // The step in which a rank waits may have no launch yet.
-    const auto step = std::min(ours.step, theirs.step);
-    for (const auto each : {step, step - 1}) {
-      const auto our_calls = own.calls.find(ours.model, each);
-      const auto their_calls = our_calls ? peer->page()->calls.find(*our_calls) : std::nullopt;
-      if (!their_calls) {
-        continue;
-      }
-      const auto text = different_settings(
-          peers.rank(), our_calls->settings, peer->rank(), their_calls->settings);
-      if (!text.empty()) {
-        const auto when = ", in step " + std::to_string(each) + of_wrapper(*our_calls);
-        return Failure{FailureKind::kSettings, {}, text + when};
-      }
-      break;
+    const auto page = all[rank] ? all[rank]->page() : nullptr;
+    if (!page || !waits(page->activity())) {
+      return std::nullopt;  // the other ranks may wait for this one
+    }
+    if (text.empty()) {
+      text = different_settings_of(peers.rank(), own, rank, *page);
     }
   }
-  return std::nullopt;
+  return text.empty() ? std::nullopt
+                      : std::make_optional(Failure{FailureKind::kSettings, {}, text});
 }
 
 CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours) {
