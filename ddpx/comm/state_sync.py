@@ -1,4 +1,4 @@
-"""Chooses a rank, and broadcasts its parameters and buffers, so that all ranks have the same."""
+"""Broadcasts the parameters and buffers of one rank, so that all ranks have the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
-from ddpx.comm import transforms
+from ddpx.comm import collectives, transforms
 from ddpx.comm.parts import in_shown_memory, parts_of
 from ddpx.comm.process_group import is_alone
 
@@ -39,14 +39,6 @@ def broadcast(
         for tensor, values in zip(tensors, shown, strict=True):
             if values is not tensor and group.rank() != source:
                 tensor.copy_(values)
-
-
-def highest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
-    """Returns the highest ``value`` of all ranks. A collective call."""
-    values = torch.tensor([value], device=device)
-    work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
-    health.wait_for(work, group, device)
-    return int(values.item())
 
 
 def _broadcast_dense(
@@ -95,8 +87,7 @@ def _flattened_together(
 def _broadcast_flat(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     with health.collective_call(group):
-        work = dist.broadcast(flat, group=group, group_src=source, async_op=True)
-        health.wait_for(work, group, flat.device)
+        collectives.broadcast(flat, group, source)
     if group.rank() != source:
         for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
+from ddpx.comm.collectives import all_reduce
 from ddpx.comm.process_group import is_alone, is_written_in_python, rank_of_job, ranks_of_job
 from ddpx.comm.shm import ShmOptions, check_same_order, connect_lanes
 
@@ -182,7 +183,9 @@ def _try(choice: str, group: dist.ProcessGroup, gloo: dist.ProcessGroupGloo) -> 
         connect_lanes(made[0], store, timeout, devices)
 
     with health.collective_call(group):
-        check_same_order(order, group.rank(), group.size(), lambda orders: _sum(orders, group))
+        check_same_order(
+            order, group.rank(), group.size(), lambda orders: all_reduce(orders, group)
+        )
         # With several hosts, a rank has a second set of files for stage 3 of an all-reduce.
         num_files = _FILES_PER_RANK * min(group.size(), _MOST_LOCAL_RANKS) * (1 + (choice == "shm"))
         faults = _faults("open files", lambda: _open_files(num_files), group)
@@ -227,7 +230,7 @@ def _faults(phase: str, run: Callable[[], None], group: dist.ProcessGroup) -> st
         cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
     found = torch.zeros(group.size(), dtype=torch.int32, device=_CPU)
     found[rank] = bool(cause)
-    ranks = _sum(found, group).nonzero().flatten().tolist()
+    ranks = all_reduce(found, group).nonzero().flatten().tolist()
     if not ranks:
         return ""
     # Over the group, since a rank without files may not reach the store.
@@ -236,17 +239,12 @@ def _faults(phase: str, run: Callable[[], None], group: dist.ProcessGroup) -> st
     if rank in named:
         text = f"{phase} failed on rank {rank_of_job(group)}: {cause}".encode()[:_TEXT_BYTES]
         rows[named.index(rank), : len(text)] = torch.tensor([*text], dtype=torch.uint8, device=_CPU)
-    texts = [bytes(row.tolist()).rstrip(b"\0.") for row in _sum(rows, group)]
+    texts = [bytes(row.tolist()).rstrip(b"\0.") for row in all_reduce(rows, group)]
     faults = b"; ".join(texts).decode(errors="replace")
     if others := ranks[len(named) :]:
         noun = "rank" if len(others) == 1 else "ranks"
         faults += f"; also on {noun} {', '.join(map(str, others))} of the group"
     return f"{faults}. {_REMEDIES[phase]}"
-
-
-def _sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    health.wait_for(dist.all_reduce(values, group=group, async_op=True), group, _CPU)
-    return values
 
 
 def _log_reason(group: dist.ProcessGroup, attempt: _Attempt) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 import ddpx
 from ddpx import ReducerDDP, health
-from ddpx.comm.all_gather import all_gather_json
+from ddpx.comm.collectives import all_gather_json
 from ddpx.timeline.record import clocks
 
 pytestmark = pytest.mark.timeout(90)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from ddpx import health
+from ddpx.comm.collectives import all_reduce
 from ddpx.comm.process_group import world_size
 from ddpx.params.dtensors import local_part
 
@@ -34,7 +34,7 @@ def average_grads(
     users = torch.tensor(
         [[float(grad is not None), float(_is_sparse(grad))] for grad in grads], device=device
     )
-    _all_reduce(users, group)
+    all_reduce(users, group)
     averaged: list[torch.Tensor | None] = []
     for grad, tensor, (used, sparse) in zip(grads, tensors, users.tolist(), strict=True):
         if used == 0:
@@ -61,10 +61,5 @@ def _average(
         # A copy has memory, also of a lazy tensor of zeros.
         mean = mean.clone(memory_format=torch.contiguous_format)
     real = torch.view_as_real(mean) if mean.is_complex() and not mean.is_sparse else mean
-    _all_reduce(local_part(real), group)
+    all_reduce(local_part(real), group)
     return mean.to(local.dtype)
-
-
-def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    work = dist.all_reduce(tensor, group=group, async_op=True)
-    health.wait_for(work, group, tensor.device)

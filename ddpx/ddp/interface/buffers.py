@@ -14,6 +14,7 @@ from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocati
 
 from ddpx import health
 from ddpx.comm import state_sync
+from ddpx.comm.collectives import all_reduce
 from ddpx.comm.process_group import is_alone, resolve_group
 from ddpx.ddp.replica.replica import Replica
 from ddpx.reducer import Reducer
@@ -163,8 +164,8 @@ class BufferInterface:
         Raises:
             ValueError: The condition is true on no rank.
         """
-        candidate = input_rank if rank_cond else -1
-        rank = state_sync.highest(candidate, self.process_group, self.device)
+        candidate = torch.tensor([input_rank if rank_cond else -1], device=self.device)
+        rank = int(all_reduce(candidate, self.process_group, dist.ReduceOp.MAX).item())
         if rank == -1:
             raise ValueError(
                 "_find_common_rank() got rank_cond=False on every rank. Pass True on one rank or "

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ddpx import health, params, settings
 from ddpx.comm import state_sync
+from ddpx.comm.collectives import all_reduce
 from ddpx.ddp.interface.buffers import BufferInterface
 
 
@@ -29,9 +30,7 @@ class _Join(Join):
 
     def _get_num_nonjoined_procs(self) -> int:
         """The number of ranks that have batches. In torch's class, this wait misses lost ranks."""
-        number = torch.zeros(1, device=self._device)
-        work = dist.all_reduce(number, group=self._process_group, async_op=True)
-        health.wait_for(work, self._process_group, self._device)
+        number = all_reduce(torch.zeros(1, device=self._device), self._process_group)
         return int(number.item())
 
 

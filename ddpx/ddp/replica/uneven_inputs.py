@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, JoinHook
 
 from ddpx import health
+from ddpx.comm.collectives import all_reduce
 from ddpx.reducer import Reducer
 
 
@@ -82,24 +83,17 @@ class UnevenInputs:
         syncs = reducer.sync_enabled
         if self._open_context is not None:
             reducer.announce_joined_step(syncs)
-        _sum_over_ranks(float(syncs), reducer.process_group, device)
+        all_reduce(torch.tensor([float(syncs)], device=device), reducer.process_group)
 
     def receive_step(self, group: dist.ProcessGroup, device: torch.device) -> bool:
         """Returns, on a rank without batches, whether the next backward of the others averages."""
-        return bool(_sum_over_ranks(0.0, group, device).item())
+        return bool(all_reduce(torch.zeros(1, device=device), group).item())
 
     def leave(self, reducer: Reducer, number: int | None = None) -> None:
         """Ends the open context, or only the context of this number."""
         if self._open_context is not None and number in (None, self._open_context):
             self._open_context = None
             reducer.leave_join()
-
-
-def _sum_over_ranks(value: float, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
-    total = torch.full((1,), value, device=device)
-    work = dist.all_reduce(total, group=group, async_op=True)
-    health.wait_for(work, group, device)
-    return total
 
 
 def _leave(

@@ -6,19 +6,21 @@ import logging
 import statistics
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddpx import _C
-from ddpx.comm.process_group import is_alone, rank_of_job
+from ddpx import _C, health
+from ddpx.comm import transforms
+from ddpx.comm.collectives import all_reduce, broadcast
+from ddpx.comm.process_group import device_of_calls, is_alone, rank_of_job
 from ddpx.ddp.arguments.options import AUTO, CAP_VARIABLE, Options
 from ddpx.ddp.backward_hooks.communication import CommHook
 from ddpx.ddp.backward_hooks.post_sync import PostSync
 from ddpx.ddp.search.events import arrivals_of, times_of_steps
-from ddpx.ddp.search.exchange import Exchange
 from ddpx.params import ManagedParam
 from ddpx.params.dtensors import is_dtensor, local_part
 from ddpx.planning.candidates import Buckets, ReadyGradient
@@ -180,8 +182,8 @@ class _Training:
 
     def __init__(self, replica: Searched) -> None:
         self._reducer = replica.reducer
+        self._group = replica.group
         self._device = replica.device
-        self._exchange = Exchange(replica.group, replica.device)
         self._recording: _C.Recording | None = None
         self._gradients = gradients_of(replica)
 
@@ -218,10 +220,18 @@ class _Training:
         return statistics.median(times_ns[1:]) / 1e9  # the first one touches new memory
 
     def highest(self, values: Sequence[float]) -> list[float]:
-        return self._exchange.highest(values)
+        return self._exchange(partial(all_reduce, op=dist.ReduceOp.MAX), values, torch.float64)
 
     def of_rank_0(self, values: Sequence[int]) -> list[int]:
-        return self._exchange.of_rank_0(values)
+        return self._exchange(broadcast, values, torch.int64)
+
+    def _exchange(
+        self, call: Callable[..., torch.Tensor], values: Sequence[float], dtype: torch.dtype
+    ) -> list[Any]:
+        """Makes a collective call behind the buckets of a step."""
+        with transforms.outside(), torch.no_grad(), health.collective_call(self._group):
+            device = device_of_calls(self._group, self._device)
+            return call(torch.tensor(values, dtype=dtype, device=device), self._group).tolist()
 
     def _events(self) -> torch.Tensor:
         assert self._recording is not None

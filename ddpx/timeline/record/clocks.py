@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
-from ddpx.comm.all_gather import all_gather_json
+from ddpx.comm.collectives import all_gather_json
 
 _T = TypeVar("_T")
 

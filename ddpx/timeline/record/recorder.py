@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ddpx import _C, health
-from ddpx.comm.all_gather import all_gather_json, all_gather_rows
+from ddpx.comm.collectives import all_gather_json, all_gather_rows
 from ddpx.comm.process_group import rank_of_job
 from ddpx.ddp.replica.replica import Replica
 from ddpx.ddp.search.wrapper_search import gradients_of, report_of

@@ -1,4 +1,4 @@
-"""Gathers tensors of different lengths from all ranks."""
+"""Collective calls that wait for their end. An error names the lost ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ import torch
 import torch.distributed as dist
 
 from ddpx import health
+
+
+def all_reduce(
+    tensor: torch.Tensor, group: dist.ProcessGroup, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> torch.Tensor:
+    """Reduces ``tensor`` over all ranks in place, and returns it."""
+    work = dist.all_reduce(tensor, op, group=group, async_op=True)
+    health.wait_for(work, group, tensor.device)
+    return tensor
+
+
+def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -> torch.Tensor:
+    """Overwrites ``tensor`` with the tensor of rank ``source`` of the group, and returns it."""
+    work = dist.broadcast(tensor, group=group, group_src=source, async_op=True)
+    health.wait_for(work, group, tensor.device)
+    return tensor
 
 
 def all_gather_rows(
