@@ -167,16 +167,15 @@ class Recording:
         param_bytes: The size of each parameter's gradient in the dtype of the parameter, to which
             bucket caps apply. 0 for a sparse gradient.
         param_kinds: The dtype, the device and the delay of each parameter's gradient. A bucket
-            contains one kind. Empty in files of older versions.
+            contains one kind.
         asked_steps: The number of steps that were to be recorded. None: no limit was given.
-        cores: The CPU cores that each rank may use, by rank. Empty in files of older versions.
+        cores: The CPU cores that each rank may use, by rank.
         num_threads: The number of threads that an operation uses on the CPU, by rank.
         core_waits: The share of the recording in which a rank was ready to run and had no core, by
             rank. A rank is left out if its kernel does not report this time.
         plan_report: The result of the search of bucket plans, if a search ended before the end of
             the recording; see :func:`ddpx.plan_report`.
-        has_hook: Whether a communication hook or mixed precision communicates the buckets. False in
-            files of older versions.
+        has_hook: Whether a communication hook or mixed precision communicates the buckets.
     """
 
     param_names: tuple[str, ...]

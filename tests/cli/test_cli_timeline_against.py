@@ -59,6 +59,14 @@ def _write(path: Path, steps_ms: Sequence[float], idle_ms: float = 0) -> None:
         num_lost=0,
         plans=(RawPlan(0, (((0,), 4),)),),
         events=torch.tensor([[int(value) for value in row] for row in rows]).view(-1, 4),
+        param_kinds=("float32 on cpu",),
+        clock="",
+        asked_steps=None,
+        cores=(0,),
+        num_threads=1,
+        core_wait=None,
+        plan_report=None,
+        has_hook=False,
     )
     trace_file.write(path, assemble([data]), [data])
 

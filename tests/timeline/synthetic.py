@@ -201,6 +201,7 @@ def recording(
         "backend": "gloo",
         "device": "cpu",
         "lost_events": {rank: 0 for rank in range(world_size)},
+        "param_kinds": ("float32 on cpu",) * len(param_names),
         **others,
     }
     return Recording(

@@ -99,23 +99,6 @@ def test_clocks_that_were_not_compared(ranks, tmp_path):
     assert len(Timeline.load(tmp_path / "rank1.json").steps) == 4
 
 
-def test_files_of_older_versions(ranks, tmp_path):
-    ranks(2).run(train_unaware, str(tmp_path))
-    newer = Timeline.load(tmp_path).recording
-    for rank in range(2):
-        path = tmp_path / f"rank{rank}.json"
-        contents = json.loads(path.read_text())
-        for name in (
-            *("param_kinds", "clock", "asked_steps"),
-            *("cores", "num_threads", "core_wait", "plan_report", "has_hook"),
-        ):
-            del contents["ddpx"]["ranks"][0][name]
-        path.write_text(json.dumps(contents))
-    older = Timeline.load(tmp_path)
-    assert (older.recording.steps, older.recording.param_kinds) == (newer.steps, ())
-    older.advice()
-
-
 def test_events_that_are_none(ranks, tmp_path):
     ranks(2).run(train_unaware, str(tmp_path))
     for events in ([[1, 2, 3]], ["event"], None):

@@ -57,7 +57,7 @@ def assemble(ranks: Sequence[RankData]) -> Recording:
         world_size=first.world_size,
         lost_events={data.rank: data.num_lost for data in ranks},
         asked_steps=first.asked_steps,
-        cores={data.rank: data.cores for data in ranks if data.cores},
+        cores={data.rank: data.cores for data in ranks},
         num_threads={data.rank: data.num_threads for data in ranks},
         core_waits={d.rank: d.core_wait for d in ranks if d.core_wait is not None},
         plan_report=next((d.plan_report for d in ranks if d.plan_report is not None), None),

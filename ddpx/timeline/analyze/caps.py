@@ -50,7 +50,7 @@ def _by_kind(recording: Recording) -> dict[str, dict[int, BucketLayout]]:
     """The buckets to which caps apply, by kind and by index, in launch order."""
     found: dict[str, dict[int, BucketLayout]] = defaultdict(dict)
     for index, bucket in enumerate(recording.steps[-1].layout):
-        kind = recording.param_kinds[bucket.params[0]] if recording.param_kinds else ""
+        kind = recording.param_kinds[bucket.params[0]]
         if bucket.num_bytes and not kind.endswith(", delayed"):  # others ignore caps
             found[kind][index] = bucket
     return dict(found)

@@ -46,10 +46,10 @@ class RankData:
         events: Rows of time in ns on this rank's clock, step, kind and index, as in
             ``_C.Recording``.
         param_kinds: The dtype, the device and the delay of each gradient. A bucket contains one
-            kind. Empty in files of older versions.
+            kind.
         clock: The identity of the clock, if this clock was not compared with the clock of rank 0.
         asked_steps: The number of steps to record. None: no limit was given.
-        cores: The numbers of the CPU cores that the rank may use. Empty in files of older versions.
+        cores: The numbers of the CPU cores that the rank may use.
         num_threads: The number of threads that an operation of torch uses on the CPU.
         core_wait: The share of the recording in which the thread that started the recording was
             ready to run and had no core. None if the kernel does not report this time.
@@ -70,14 +70,14 @@ class RankData:
     num_lost: int
     plans: tuple[RawPlan, ...]
     events: torch.Tensor
-    param_kinds: tuple[str, ...] = ()
-    clock: str = ""
-    asked_steps: int | None = None
-    cores: tuple[int, ...] = ()
-    num_threads: int = 1
-    core_wait: float | None = None
-    plan_report: PlanReport | None = None
-    has_hook: bool = False
+    param_kinds: tuple[str, ...]
+    clock: str
+    asked_steps: int | None
+    cores: tuple[int, ...]
+    num_threads: int
+    core_wait: float | None
+    plan_report: PlanReport | None
+    has_hook: bool
 
     def to_json(self) -> dict[str, Any]:
         """Returns the data as values that JSON supports."""
@@ -92,10 +92,8 @@ class RankData:
             KeyError, TypeError, ValueError, RuntimeError: ``to_json`` did not make the values.
         """
         values = dict(values)
-        for key in ("param_names", "param_bytes"):
+        for key in ("param_names", "param_bytes", "param_kinds", "cores"):
             values[key] = tuple(values[key])
-        for key in ("param_kinds", "cores"):
-            values[key] = tuple(values.get(key, ()))
         values["events"] = torch.tensor(values["events"], dtype=torch.int64).view(-1, 4)
         values["readings"] = tuple(Reading(**reading) for reading in values["readings"])
         values["plans"] = tuple(
@@ -105,7 +103,7 @@ class RankData:
             )
             for plan in values["plans"]
         )
-        if values.get("plan_report") is not None:
+        if values["plan_report"] is not None:
             values["plan_report"] = PlanReport.from_json(values["plan_report"])
         _check(values)
         return cls(**values)
