@@ -1,9 +1,13 @@
-"""Selects the step to show. Computes the extents of steps, and who launches a bucket last."""
+"""Selects the step to show, and computes the extents of steps."""
 
 from __future__ import annotations
 
-from ddpx.timeline.analyze.figures import computing, holdup
 from ddpx.timeline.model import Interval, RankStep, Recording, Step
+
+
+def computing(rank_step: RankStep) -> list[Interval]:
+    """The forwards and backwards of a step. Never empty."""
+    return [*rank_step.forwards, *rank_step.local_backwards, rank_step.backward]
 
 
 def rank_extent(rank_step: RankStep) -> Interval:
@@ -59,13 +63,3 @@ def find_step(recording: Recording, number: int | None) -> Step:
         f"step {number} is not in this timeline. Recorded "
         f"{'step' if len(recorded) == 1 else 'steps'}: {there_are}."
     )
-
-
-def straggler(step: Step) -> int | None:
-    """The rank that others waited for longest in this step. None if no rank waited."""
-    kept_waiting = dict.fromkeys(step.ranks, 0)
-    for index in range(len(step.layout)):
-        if (found := holdup(step, index)) is not None:
-            kept_waiting[found.rank] += found.waited_ns
-    slowest = max(kept_waiting, key=lambda rank: kept_waiting[rank])
-    return slowest if kept_waiting[slowest] > 0 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ddpx.timeline.analyze.extent import computing, rank_extent
 from ddpx.timeline.model import BucketTimes, Interval, RankStep, Step
 
 
@@ -36,13 +37,9 @@ def total_ns(intervals: Iterable[Interval]) -> int:
     return sum(interval.ns for interval in union(intervals))
 
 
-def launched_buckets(rank_step: RankStep) -> list[BucketTimes]:
-    return [bucket for bucket in rank_step.buckets if bucket is not None]
-
-
-def in_flight(rank_step: RankStep) -> list[Interval]:
-    """For each bucket, the time from its launch to its end."""
-    return [Interval(b.launched, b.completed) for b in launched_buckets(rank_step)]
+def launched_buckets(rank_step: RankStep) -> dict[int, BucketTimes]:
+    """The buckets that the rank communicated, by index."""
+    return {index: b for index, b in enumerate(rank_step.buckets) if b is not None}
 
 
 @dataclass(frozen=True)
@@ -65,23 +62,14 @@ class StepFigures:
     exposed: int
 
 
-def computing(rank_step: RankStep) -> list[Interval]:
-    """The forwards and backwards of a step. Never empty."""
-    return [*rank_step.forwards, *rank_step.local_backwards, rank_step.backward]
-
-
-def _begin(rank_step: RankStep) -> int:
-    return min(span.begin for span in computing(rank_step))
-
-
 def step_figures(rank_step: RankStep) -> StepFigures:
-    begin = _begin(rank_step)
-    flying = [*in_flight(rank_step), rank_step.agreement]
-    waits = [*(bucket.wait for bucket in launched_buckets(rank_step)), rank_step.agreement]
+    launched = launched_buckets(rank_step).values()
+    flying = [*(Interval(b.launched, b.completed) for b in launched), rank_step.agreement]
+    waits = [*(bucket.wait for bucket in launched), rank_step.agreement]
     communication = total_ns(flying)
     exposed = total_ns(common(flying, waits))
     return StepFigures(
-        whole=rank_step.end - begin,
+        whole=rank_extent(rank_step).ns,
         compute=total_ns(computing(rank_step)),
         communication=communication,
         overlapped=communication - exposed,
@@ -111,8 +99,7 @@ def transfer_ns(step: Step, rank: int) -> int:
     """
     return total_ns(
         Interval(moves_since(step, index, bucket), bucket.completed)
-        for index, bucket in enumerate(step.ranks[rank].buckets)
-        if bucket is not None
+        for index, bucket in launched_buckets(step.ranks[rank]).items()
     )
 
 
@@ -132,6 +119,9 @@ class Holdup:
     rank: int
     param: int | None
     waited_ns: int
+
+
+Holdups = dict[tuple[int, int], Holdup]  # by step and bucket
 
 
 def holdup(step: Step, bucket_index: int) -> Holdup | None:
@@ -154,14 +144,21 @@ def holdup(step: Step, bucket_index: int) -> Holdup | None:
     )
 
 
+def holdups(steps: Iterable[Step]) -> Holdups:
+    """The holdups of all buckets that at least two ranks recorded."""
+    return {
+        (step.number, index): found
+        for step in steps
+        for index in range(len(step.layout))
+        if (found := holdup(step, index)) is not None
+    }
+
+
 def _launched_on(step: Step, rank: int, bucket_index: int) -> int | None:
     rank_step = step.ranks[rank]
-    ready = {
-        index: bucket.ready
-        for index, bucket in enumerate(rank_step.buckets[: bucket_index + 1])
-        if bucket is not None
-    }
-    latest = max(ready, key=lambda index: ready[index])
+    buckets = launched_buckets(rank_step)
+    up_to_it = [index for index in buckets if index <= bucket_index]
+    latest = max(up_to_it, key=lambda index: buckets[index].ready)
     members = set(step.layout[latest].params)
     arrived = [arrival.param for arrival in rank_step.arrivals if arrival.param in members]
     return arrived[-1] if arrived else None

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpx.timeline.analyze.extent import rank_extent, straggler
-from ddpx.timeline.analyze.figures import common, holdup, moves_since, step_figures
-from ddpx.timeline.model import Interval, RankStep, Recording, Step
+from ddpx.timeline.analyze.extent import rank_extent
+from ddpx.timeline.analyze.figures import (
+    common,
+    holdup,
+    launched_buckets,
+    moves_since,
+    step_figures,
+)
+from ddpx.timeline.model import Interval, Recording, Step
 
 _MS = 1e6
 _MIB = 1 << 20
@@ -38,9 +44,7 @@ def longest_wait(step: Step) -> LongestWait | None:
     """Returns the longest exposed wait for a bucket. None if no rank waited."""
     found: LongestWait | None = None
     for rank, rank_step in step.ranks.items():
-        for index, bucket in enumerate(rank_step.buckets):
-            if bucket is None:
-                continue
+        for index, bucket in launched_buckets(rank_step).items():
             flight = Interval(bucket.launched, bucket.completed)
             for span in common([flight], [bucket.wait]):
                 if found is None or span.ns > found.ns:
@@ -69,7 +73,8 @@ def _cause(recording: Recording, step: Step, wait: LongestWait) -> str:
         return f", mostly for its transfer{size} ({in_flight:.1f} ms)"
     late, waiting = step.ranks[found.rank], step.ranks[wait.rank]
     begins_later_ns = rank_extent(late).begin - rank_extent(waiting).begin
-    launches_later_ns = _launched(late, wait.bucket) - _launched(waiting, wait.bucket)
+    of_late, of_waiting = (launched_buckets(each)[wait.bucket] for each in (late, waiting))
+    launches_later_ns = of_late.launched - of_waiting.launched
     if begins_later_ns > launches_later_ns / 2:
         return f", because rank {found.rank} begins the step {begins_later_ns / _MS:.1f} ms later"
     backward_later_ns = late.backward.begin - waiting.backward.begin
@@ -82,12 +87,6 @@ def _cause(recording: Recording, step: Step, wait: LongestWait) -> str:
     return (
         f", because rank {found.rank} launches it {launches_later_ns / _MS:.1f} ms later, {after}"
     )
-
-
-def _launched(rank_step: RankStep, bucket_index: int) -> int:
-    bucket = rank_step.buckets[bucket_index]
-    assert bucket is not None
-    return bucket.launched
 
 
 def why_text(recording: Recording, step: Step, number: int | None) -> str:
@@ -104,6 +103,16 @@ def why_text(recording: Recording, step: Step, number: int | None) -> str:
     if count == 1:
         return "This is the only recorded step."
     return f"Of {count} recorded steps, this step has the median duration."
+
+
+def straggler(step: Step) -> int | None:
+    """The rank that others waited for longest in this step. None if no rank waited."""
+    kept_waiting = dict.fromkeys(step.ranks, 0)
+    for index in range(len(step.layout)):
+        if (found := holdup(step, index)) is not None:
+            kept_waiting[found.rank] += found.waited_ns
+    slowest = max(kept_waiting, key=lambda rank: kept_waiting[rank])
+    return slowest if kept_waiting[slowest] > 0 else None
 
 
 def detailed_ranks(step: Step) -> list[int]:

@@ -8,7 +8,7 @@ from statistics import median
 from ddpx.timeline.analyze.cores import shared_cores
 from ddpx.timeline.analyze.evidence import Evidence, most_common
 from ddpx.timeline.analyze.extent import not_begun
-from ddpx.timeline.analyze.figures import Holdup, holdup, step_figures, transfer_ns
+from ddpx.timeline.analyze.figures import Holdups, holdups, step_figures, transfer_ns
 from ddpx.timeline.analyze.summary import BucketSummary, RankSummary, Summary
 from ddpx.timeline.model import Recording
 
@@ -22,8 +22,8 @@ def summarize(recording: Recording) -> Summary:
         RuntimeError: No complete step was recorded.
     """
     evidence = Evidence(recording)
-    holdups = _holdups(evidence)
-    ranks = tuple(_rank(evidence, rank, holdups) for rank in sorted(recording.hosts))
+    found = holdups(evidence.steps)
+    ranks = tuple(_rank(evidence, rank, found) for rank in sorted(recording.hosts))
     waiting = max(ranks, key=lambda rank: rank.exposed_ms).rank
     counted = [step.number for step in evidence.steps]
     return Summary(
@@ -33,7 +33,7 @@ def summarize(recording: Recording) -> Summary:
         buckets=tuple(
             bucket
             for index in range(len(evidence.layout))
-            if (bucket := _bucket(evidence, index, waiting, holdups)) is not None
+            if (bucket := _bucket(evidence, index, waiting, found)) is not None
         ),
         ranks=ranks,
         straggler=_straggler(evidence, ranks),
@@ -51,19 +51,7 @@ def _straggler(evidence: Evidence, ranks: Sequence[RankSummary]) -> int | None:
     return slowest if evidence.is_worth_a_word(waits) else None
 
 
-_Holdups = dict[tuple[int, int], Holdup]  # by step and bucket
-
-
-def _holdups(evidence: Evidence) -> _Holdups:
-    return {
-        (step.number, index): found
-        for step in evidence.steps
-        for index in range(len(step.layout))
-        if (found := holdup(step, index)) is not None
-    }
-
-
-def _bucket(evidence: Evidence, index: int, rank: int, holdups: _Holdups) -> BucketSummary | None:
+def _bucket(evidence: Evidence, index: int, rank: int, by_bucket: Holdups) -> BucketSummary | None:
     """The summary of a bucket on one rank. None if the rank never communicated the bucket."""
     times = [
         (rank_step.backward.begin, bucket)
@@ -72,7 +60,7 @@ def _bucket(evidence: Evidence, index: int, rank: int, holdups: _Holdups) -> Buc
     ]
     if not times:
         return None
-    found = [h for (_, bucket_index), h in holdups.items() if bucket_index == index]
+    found = [h for (_, bucket_index), h in by_bucket.items() if bucket_index == index]
     last = most_common(h.rank for h in found)
     if not evidence.is_worth_a_word([h.waited_ns if h.rank == last else 0 for h in found]):
         last = None
@@ -100,10 +88,10 @@ def _gb_per_s(evidence: Evidence, index: int) -> float | None:
     return median(known) if known else None
 
 
-def _rank(evidence: Evidence, rank: int, holdups: _Holdups) -> RankSummary:
+def _rank(evidence: Evidence, rank: int, by_bucket: Holdups) -> RankSummary:
     steps = [step for step in evidence.steps if rank in step.ranks]
     figures = [step_figures(step.ranks[rank]) for step in steps]
-    mine = [h for h in holdups.values() if h.rank == rank]
+    mine = [h for h in by_bucket.values() if h.rank == rank]
     return RankSummary(
         rank=rank,
         host=evidence.recording.hosts[rank],
@@ -114,7 +102,7 @@ def _rank(evidence: Evidence, rank: int, holdups: _Holdups) -> RankSummary:
         overlapped_ms=_middle_ms([figure.overlapped for figure in figures]),
         exposed_ms=_middle_ms([figure.exposed for figure in figures]),
         transfer_ms=_middle_ms([transfer_ns(step, rank) for step in steps]),
-        last_share=len(mine) / len(holdups) if holdups else 0.0,
+        last_share=len(mine) / len(by_bucket) if by_bucket else 0.0,
         kept_waiting_ms=_middle_ms([late.waited for late in evidence.lateness(rank)]),
         clock_error_us=evidence.recording.clocks[rank].error_ns / 1e3,
     )

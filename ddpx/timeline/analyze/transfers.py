@@ -107,8 +107,8 @@ def exposed_transfer_ns(rank_step: RankStep, begin: Mapping[int, int]) -> int:
     """
     waits = [
         Interval(max(bucket.wait.begin, begin[index]), bucket.wait.end)
-        for index, bucket in enumerate(rank_step.buckets)
-        if bucket is not None and begin[index] < bucket.wait.end
+        for index, bucket in launched_buckets(rank_step).items()
+        if begin[index] < bucket.wait.end
     ]
     return total_ns(waits)
 
@@ -132,7 +132,7 @@ def origin_of_wait(rank_step: RankStep, waited_ns: float) -> int | None:
     Returns:
         The index. None if the rank communicated no bucket.
     """
-    buckets = {i: b for i, b in enumerate(rank_step.buckets) if b is not None}
+    buckets = launched_buckets(rank_step)
     indices = list(buckets)
     while len(indices) > 1:
         bucket, before = buckets[indices[-1]], [buckets[index] for index in indices[:-1]]
@@ -146,4 +146,4 @@ def origin_of_wait(rank_step: RankStep, waited_ns: float) -> int | None:
 
 def write_back_ns(rank_step: RankStep) -> int:
     """The time of the copies of averaged gradients to ``param.grad``."""
-    return sum(b.written_back - b.wait.end for b in launched_buckets(rank_step))
+    return sum(b.written_back - b.wait.end for b in launched_buckets(rank_step).values())

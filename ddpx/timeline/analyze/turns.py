@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ddpx.timeline.analyze.figures import launched_buckets
 from ddpx.timeline.model import Interval, RankStep, Recording, Step
 
 
@@ -24,8 +25,8 @@ def reductions(recording: Recording, rank_step: RankStep) -> list[Interval | Non
     begins at the launch.
     """
     found: list[Interval | None] = [None] * len(rank_step.buckets)
-    sent = [(index, bucket) for index, bucket in enumerate(rank_step.buckets) if bucket is not None]
     free = 0
+    sent = launched_buckets(rank_step).items()
     for index, bucket in sorted(sent, key=lambda each: (each[1].launched, each[0])):
         begin = max(bucket.launched, free) if takes_turns(recording) else bucket.launched
         found[index] = Interval(min(begin, bucket.completed), bucket.completed)

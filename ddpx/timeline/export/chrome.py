@@ -15,8 +15,8 @@ from itertools import count
 from typing import Any
 
 from ddpx.timeline.analyze.extent import rank_extent, step_extent
-from ddpx.timeline.analyze.figures import Holdup, holdup, step_figures
-from ddpx.timeline.model import BucketTimes, Interval, RankStep, Recording, Step
+from ddpx.timeline.analyze.figures import Holdup, Holdups, holdups, launched_buckets, step_figures
+from ddpx.timeline.model import BucketTimes, Interval, Recording, Step
 
 _US = 1e3  # in ns
 _MS = 1e6
@@ -40,11 +40,7 @@ def to_events(recording: Recording) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     # Differs from all ranks. On Linux, a thread with the number of its process is the main thread.
     tids = count(recording.world_size)
-    holdups = {
-        (step.number, index): holdup(step, index)
-        for step in recording.steps
-        for index in range(len(step.layout))
-    }
+    found = holdups(recording.steps)
     for rank in sorted(recording.hosts):
         steps = [step for step in recording.steps if rank in step.ranks]
         events.append(_metadata("process_name", rank, 0, f"rank {rank} ({recording.hosts[rank]})"))
@@ -53,7 +49,7 @@ def to_events(recording: Recording) -> list[dict[str, Any]]:
             ("step", _steps(steps, rank)),
             ("forward/backward", _compute(steps, rank)),
             ("reducer phase", _phases(steps, rank)),
-            ("communication", _communication(recording, steps, rank, holdups)),
+            ("communication", _communication(recording, steps, rank, found)),
             ("wait", _waits(steps, rank)),
         ]
         for name, slices in tracks:
@@ -93,14 +89,14 @@ def _communication(
     recording: Recording,
     steps: Iterable[Step],
     rank: int,
-    holdups: dict[tuple[int, int], Holdup | None],
+    found: Holdups,
 ) -> Iterator[_Slice]:
     for step in steps:
-        for index, bucket in _launched(step.ranks[rank]):
+        for index, bucket in launched_buckets(step.ranks[rank]).items():
             yield _Slice(
                 f"bucket {index}",
                 Interval(bucket.launched, bucket.completed),
-                _bucket_args(recording, step, index, bucket, holdups[step.number, index]),
+                _bucket_args(recording, step, index, bucket, found.get((step.number, index))),
             )
 
 
@@ -129,16 +125,10 @@ def _bucket_args(
 
 def _waits(steps: Iterable[Step], rank: int) -> Iterator[_Slice]:
     for step in steps:
-        for index, bucket in _launched(step.ranks[rank]):
+        for index, bucket in launched_buckets(step.ranks[rank]).items():
             yield _Slice(f"wait for bucket {index}", bucket.wait)
             back = Interval(bucket.wait.end, bucket.written_back)
             yield _Slice(f"write bucket {index} back", back)
-
-
-def _launched(rank_step: RankStep) -> Iterator[tuple[int, BucketTimes]]:
-    for index, bucket in enumerate(rank_step.buckets):
-        if bucket is not None:
-            yield index, bucket
 
 
 def _lanes(slices: Iterable[_Slice]) -> list[list[_Slice]]:
