@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import ReducerDDP
-from ddpx.comm.all_gather import all_gather_json, all_gather_rows
+from ddpx.comm.collectives import all_gather_json, all_gather_rows
 from ddpx.timeline.record import clocks
 from ddpx.timeline.record.clocks import Reading, error_of, read_clocks, to_rank_0
 
