@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -16,8 +17,10 @@ def needs_tools(package: str) -> str:
     return f"this command needs {package}, which is not installed. Run: pip install {package}"
 
 
-def tool_missing(package: str) -> UserMistake:
-    return UserMistake(needs_tools(package))
+def check_tool(package: str) -> None:
+    """Raises UserMistake if a package that some commands need is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise UserMistake(needs_tools(package))
 
 
 def check_folder(folder: Path) -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
 from ddpx.cli.errors import UserMistake
 from ddpx.cli.torchrun import DEFAULT_NUM_RANKS
 from ddpx.ddp.arguments.options import cap_of_text
 
-NUM_RANKS = click.option(
-    "--nproc-per-node",
-    type=click.IntRange(min=1),
-    default=DEFAULT_NUM_RANKS,
-    show_default=True,
-    help="Number of ranks on this machine.",
-)
 IS_MODULE = click.option(
     "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as for python -m."
 )
+
+
+def num_ranks(least: int = 1) -> Callable[[Any], Any]:
+    """The option for a number of ranks, ``least`` or more."""
+    return click.option(
+        "--nproc-per-node",
+        type=click.IntRange(min=least),
+        default=DEFAULT_NUM_RANKS,
+        show_default=True,
+        help="Number of ranks on this machine.",
+    )
 
 
 def check_target(target: str) -> None:

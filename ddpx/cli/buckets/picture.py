@@ -17,10 +17,9 @@ def check(path: Path) -> None:
             know the suffix of the file.
     """
     errors.check_file(path)
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError as cause:
-        raise errors.tool_missing("matplotlib") from cause
+    errors.check_tool("matplotlib")
+    from matplotlib.backend_bases import FigureCanvasBase
+
     known = FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in known:
         suffixes = ", ".join(f".{name}" for name in sorted(known))

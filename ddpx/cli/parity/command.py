@@ -127,7 +127,7 @@ class Outcome:
 @click.command("parity", context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@options.NUM_RANKS
+@options.num_ranks()
 @click.option(
     "--steps",
     type=click.IntRange(min=1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import tempfile
@@ -13,7 +12,7 @@ import click
 from ddpx.cli import errors, options
 from ddpx.cli.plan.runner import PLAN, REPORT
 from ddpx.cli.script import Script
-from ddpx.cli.torchrun import DEFAULT_NUM_RANKS, launch, local_options
+from ddpx.cli.torchrun import launch, local_options
 from ddpx.ddp.arguments.options import AUTO, CAP_VARIABLE, PLAN_VARIABLE
 from ddpx.planning import BucketPlan, PlanReport
 from ddpx.planning.search import MOST_STEPS
@@ -26,13 +25,7 @@ _SUFFIXES = (".svg", ".png", ".pdf", ".html")
 @click.command("plan", context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--nproc-per-node",
-    type=click.IntRange(min=2),
-    default=DEFAULT_NUM_RANKS,
-    show_default=True,
-    help="Number of ranks on this machine.",
-)
+@options.num_ranks(least=2)
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -106,8 +99,7 @@ def _check_plot(plot: Path) -> None:
         raise errors.UserMistake(
             f"{plot} has no suffix of a picture. Pass one of {', '.join(_SUFFIXES)}."
         )
-    if importlib.util.find_spec("matplotlib") is None:
-        raise errors.tool_missing("matplotlib")
+    errors.check_tool("matplotlib")
 
 
 def _text(report: PlanReport, plan: BucketPlan) -> str:

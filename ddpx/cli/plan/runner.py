@@ -9,10 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch.distributed as dist
-
 from ddpx.cli import runner
-from ddpx.comm.process_group import rank_of_job
+from ddpx.comm.process_group import rank_of_job, ranks_of_job
 from ddpx.ddp.search import wrapper_search
 from ddpx.ddp.search.wrapper_search import Searched
 from ddpx.planning import plan_of
@@ -43,7 +41,8 @@ def main(words: Sequence[str]) -> None:
 def _leave(plan: Path, replica: Searched) -> None:
     """Ends the script on all ranks of the group of rank 0, at the same forward."""
     assert replica.plan_report is not None
-    if not _has_rank_0(replica.group):
+    ranks = ranks_of_job(replica.group)
+    if ranks and 0 not in ranks:
         replica.module.register_forward_pre_hook(functools.partial(_leave_if_written, plan))
         return
     if rank_of_job(replica.group) == 0:
@@ -58,13 +57,6 @@ def _leave(plan: Path, replica: Searched) -> None:
 def _leave_if_written(plan: Path, *_: object) -> None:
     if plan.exists():
         sys.exit(0)
-
-
-def _has_rank_0(group: dist.ProcessGroup) -> bool:
-    try:
-        return 0 in dist.get_process_group_ranks(group)
-    except (KeyError, ValueError):  # the script made the group without torch's functions
-        return True
 
 
 def _await_plan(plan: Path, timeout_s: float) -> bool:

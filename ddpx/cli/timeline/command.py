@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +46,7 @@ def command() -> None:
 @command.command(_RECORD, context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@options.NUM_RANKS
+@options.num_ranks()
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
@@ -97,9 +96,8 @@ def record(
     options.check_target(target)
     script = Script(target, is_module, arguments)
     script.check()
-    if importlib.util.find_spec("matplotlib") is None:  # checked before the script runs
-        raise errors.tool_missing("matplotlib")
-    errors.check_folder(out)  # before the script runs, not after
+    errors.check_tool("matplotlib")  # before the script runs, not after
+    errors.check_folder(out)
     launches = []
     for number in range(num_launches):
         if num_launches > 1:
