@@ -2,7 +2,7 @@
 
 from ddpx.planning.bucket_plan import BucketPlan, indices_of, plan_of
 from ddpx.planning.cost import ReduceCost
-from ddpx.planning.partition import Gradient, best_partition, end_of_communication
+from ddpx.planning.partition import Gradient, best_partition
 from ddpx.planning.report import MeasuredPlan, PlanReport
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "PlanReport",
     "ReduceCost",
     "best_partition",
-    "end_of_communication",
     "indices_of",
     "plan_of",
 ]

@@ -66,28 +66,3 @@ def best_partition(gradients: Sequence[Gradient], cost: ReduceCost) -> list[int]
         partition.append(end - starts[end])
         end = starts[end]
     return partition[::-1]
-
-
-def end_of_communication(
-    gradients: Sequence[Gradient], partition: Sequence[int], cost: ReduceCost
-) -> float:
-    """The time in seconds from the start of the backward until all buckets are reduced.
-
-    Args:
-        gradients: In the order of arrival.
-        partition: The number of gradients in each bucket.
-        cost: The time of an all-reduce.
-
-    Raises:
-        ValueError: A bucket is empty, or the buckets have another number of gradients.
-    """
-    if sum(partition) != len(gradients) or min(partition, default=1) < 1:
-        raise ValueError(f"{partition} is no partition of {len(gradients)} gradients")
-    end_s = 0.0
-    ready_s = 0.0
-    rest = iter(gradients)
-    for count in partition:
-        bucket = list(itertools.islice(rest, count))
-        ready_s = max(ready_s, *(gradient.ready_s for gradient in bucket))
-        end_s = max(ready_s, end_s) + cost(sum(gradient.num_bytes for gradient in bucket))
-    return end_s
