@@ -86,9 +86,8 @@ def _max_steps() -> int | None:
 
 def _write(recorder: Recorder, path: Path) -> None:
     recorder.stop(wait=False)
-    data = recorder.data()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        trace_file.write(path, assemble([data]), [data])
+        trace_file.write(path, assemble([recorder.data]), [recorder.data])
     except OSError as error:  # the training itself has not failed
         _logger.warning("[ddpx] the timeline %s was not written: %s", path, error)

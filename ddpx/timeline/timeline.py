@@ -134,7 +134,7 @@ class Timeline:
                 "this timeline is not recording. Call start() first, and call stop() once."
             )
         recorder.stop()
-        self._ranks = [recorder.data()]  # kept if the gather fails
+        self._ranks = [recorder.data]  # kept if the gather fails
         self._recorder = None
         self._ranks = recorder.gather()
         return self
@@ -154,7 +154,7 @@ class Timeline:
             self.stop()
             return
         self._recorder.stop(wait=False)
-        self._ranks = [self._recorder.data()]
+        self._ranks = [self._recorder.data]
         self._recorder = None
 
     # ---- recorded data ---------------------------------------------------------------------

@@ -31,14 +31,13 @@ def _share_with(num_others: int) -> float | None:
         for other in others:
             other.start()
         wait = CoreWait()
-        wait.start()
         _compute(0.5)
-        wait.stop()
+        share = wait.share()
         for other in others:
             other.join()
     finally:
         os.sched_setaffinity(0, allowed)
-    return wait.share
+    return share
 
 
 def test_share_of_a_thread_that_has_no_core():
@@ -48,29 +47,22 @@ def test_share_of_a_thread_that_has_no_core():
     assert 0.2 < share <= 1
 
 
-def test_no_share_without_a_counter(monkeypatch, tmp_path):
-    wait = CoreWait()
-    wait.stop()
-    assert wait.share is None
+def test_no_share_without_a_counter(monkeypatch):
     monkeypatch.setattr(threading, "get_native_id", lambda: "none")
-    wait.start()
-    wait.stop()
-    assert wait.share is None
+    assert CoreWait().share() is None
 
 
 def test_a_wait_between_a_count_and_its_time_is_within_the_time(monkeypatch):
-    wait = CoreWait()
     counts = iter((0, 50_000_000))
 
-    def count_late() -> int:
+    def count_late(_: CoreWait) -> int:
         count = next(counts)
         time.sleep(count / 1e9)
         return count
 
-    monkeypatch.setattr(wait, "_read", count_late)
-    wait.start()
-    wait.stop()
-    assert wait.share is not None and 0 < wait.share <= 1
+    monkeypatch.setattr(CoreWait, "_read", count_late)
+    share = CoreWait().share()
+    assert share is not None and 0 < share <= 1
 
 
 def _record() -> Timeline:
