@@ -50,7 +50,7 @@ def gather(probe: bool = True) -> dict[str, dict[str, str]]:
         },
         "build": _build(),
         "machine": {
-            "cores": f"{os.cpu_count()} ({_usable_cores()} usable by this process)",
+            "cores": f"{os.cpu_count()} ({len(os.sched_getaffinity(0))} usable by this process)",
             "threads of torch": str(torch.get_num_threads()),
             "devices": _devices(),
             "driver": _driver(),
@@ -111,10 +111,6 @@ def _build() -> dict[str, str]:
         "CUDA of torch": torch.version.cuda or "none",
         "HIP of torch": torch.version.hip or "none",
     }
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _devices() -> str:

@@ -22,12 +22,18 @@ from ddpx.ddp.fronts.lookup import front_of
 from ddpx.ddp.replica import ownership
 from ddpx.elastic import errors, state_check
 from ddpx.elastic.regroup import Regrouping, abort_other_groups
-from ddpx.elastic.survivor_agreement import ACCEPTED, READY, Agreement, Rendezvous, SurvivorState
+from ddpx.elastic.survivor_agreement import (
+    ACCEPTED,
+    POLL_INTERVAL_S,
+    READY,
+    Agreement,
+    Rendezvous,
+    SurvivorState,
+)
 from ddpx.errors import no_failure_detector
 from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
 from ddpx.settings import seconds
 
-_POLL_INTERVAL_S = 0.005
 _MOST_TIMEOUT_S = 86400.0
 # torch reads the variable when a group is made. Another value lets its watchdog end this process
 # about a minute after an error of NCCL.
@@ -259,7 +265,7 @@ class _Move:
         while sum(bool(state) for state in monitor.ranks()) < len(agreement.members):
             if time.monotonic() > deadline or not self.rendezvous.all_live(agreement):
                 raise errors.shrink_failed()
-            time.sleep(_POLL_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def _fetch_state(
         self, agreement: Agreement, group: dist.ProcessGroup

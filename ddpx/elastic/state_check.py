@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from ddpx.ddp.fronts.front import Front
 from ddpx.elastic import errors
+from ddpx.elastic.survivor_agreement import POLL_INTERVAL_S, Agreement
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddpx.ddp.fronts.front import Front
-    from ddpx.elastic.survivor_agreement import Agreement
-
-_POLL_INTERVAL_S = 0.005
 # The device's last steps before the abort become known within this time.
 _DEVICE_STEPS_S = 0.5
 
@@ -41,7 +36,7 @@ def is_right(model: Front, num_steps: int) -> bool:
         return False  # the error may have been raised within the optimizer's step
     deadline = time.monotonic() + _DEVICE_STEPS_S
     while reducer.num_steps_averaged < num_steps and time.monotonic() < deadline:
-        time.sleep(_POLL_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)
     buffers = model._ddpx.buffers
     gets_buffers = buffers.enabled and buffers.tensors and model.process_group.rank() != 0
     if gets_buffers and model._ddpx.device.type != "cpu":

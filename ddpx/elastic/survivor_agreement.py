@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ddpx import _C
 from ddpx.elastic import errors
 
-_POLL_INTERVAL_S = 0.005
+POLL_INTERVAL_S = 0.005
 _TIME_TO_CONNECT = timedelta(seconds=1)  # between checks that the leader is alive
 
 # The stages of a rank in a round, in order.
@@ -253,7 +253,7 @@ class Rendezvous:
         if time.monotonic() > self._deadline:
             doing = {rank: peers[rank].doing if rank in peers else None for rank in awaited}
             raise _shrink_timed_out(self._timeout_s, doing)
-        time.sleep(_POLL_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _tcp_store(port: int, *, is_master: bool) -> dist.TCPStore:

@@ -73,12 +73,11 @@ class PlanSearch:
 
     Args:
         training: The training to measure.
-        schedule: The number of steps of each state.
     """
 
-    def __init__(self, training: Training, schedule: Schedule | None = None) -> None:
+    def __init__(self, training: Training) -> None:
         self._training = training
-        self._schedule = schedule or Schedule()
+        self._schedule = Schedule()
         self._state = State.WARMING_UP
         self._first: int | None = None  # step
         self._last = 0  # the step of the last call

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpx import ReducerDDP
 from ddpx.reducer import Reducer
+from ddpx.version import release_of
 
 # Methods and properties that forward, construction, join() or a copy call: an override runs.
 CALLED = {
@@ -197,7 +198,7 @@ _2_15 = {
     "require_manual_backward_finalization",
     "should_finalize_after_backward",
 }
-INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
+INSTALLED = release_of(torch.__version__)
 NEWER = _2_15 if INSTALLED < (2, 15) else set()
 
 # Arguments of ReducerDDP alone. They are keyword-only, so that DDP may add arguments.

@@ -11,7 +11,7 @@ import click
 from ddpx.cli.buckets import picture
 from ddpx.cli.buckets.plan import MIB, Bucket, Plan, plan_buckets
 from ddpx.cli.build import build
-from ddpx.ddp.arguments.options import Options, make_options
+from ddpx.ddp.arguments.options import make_options
 from ddpx.timeline.texts import table
 
 
@@ -56,7 +56,11 @@ def command(
     plans = []
     for name, cap, cap_list in chosen or [("default caps", None, None)]:
         try:
-            options = _options(cap, cap_list, find_unused_parameters)
+            options = make_options(
+                bucket_cap_mb=cap,
+                bucket_cap_mb_list=cap_list,
+                find_unused_parameters=find_unused_parameters,
+            )
             plans.append(plan_buckets(module, options, name))
         except (ValueError, RuntimeError) as cause:
             raise click.UsageError(str(cause)) from cause
@@ -77,12 +81,6 @@ def _numbers(words: str) -> list[float]:
             f"{words!r} is not a list of numbers. Pass e.g. 1,25,25.",
             param_hint="--bucket-cap-mb-list",
         ) from cause
-
-
-def _options(cap: float | None, cap_list: list[float] | None, find_unused: bool) -> Options:
-    return make_options(
-        bucket_cap_mb=cap, bucket_cap_mb_list=cap_list, find_unused_parameters=find_unused
-    )
 
 
 def _text(plan: Plan) -> str:

@@ -31,6 +31,7 @@ from ddpx.params.dtensors import is_dtensor, local_part
 _ORDER = "order of parameters"
 _FAULT = "fault"
 _ABSENT = "absent"
+_MOST_DIFFERENCES = 10
 _KINDS: Mapping[str, type[Exception]] = {
     kind.__name__: kind for kind in (RuntimeError, TypeError, ValueError)
 }
@@ -303,11 +304,11 @@ def _all_gather_bytes(
 # ---- errors --------------------------------------------------------------------------------------
 
 
-def _ranks_disagree(differences: Sequence[str], most: int = 10) -> RuntimeError:
+def _ranks_disagree(differences: Sequence[str]) -> RuntimeError:
     """``differences``: sentences, each with the values of all ranks."""
-    lines = [f"  {difference}" for difference in differences[:most]]
-    if len(differences) > most:
-        lines.append(f"  and {errors.count(len(differences) - most, 'more difference')}")
+    lines = [f"  {difference}" for difference in differences[:_MOST_DIFFERENCES]]
+    if (more := len(differences) - _MOST_DIFFERENCES) > 0:
+        lines.append(f"  and {errors.count(more, 'more difference')}")
     return RuntimeError(
         "DDP expects same model across all ranks. ddpx needs the same module, options and versions "
         "on every rank, but ranks differ:\n"

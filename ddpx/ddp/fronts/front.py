@@ -23,10 +23,12 @@ from ddpx.ddp.interface.logging_data import Logger, logging_data
 from ddpx.ddp.replica import ownership
 from ddpx.ddp.replica.averaging import Averaging
 from ddpx.ddp.replica.replica import Replica
+from ddpx.ddp.search.wrapper_search import is_captured
 from ddpx.ddp.user_module import nested
+from ddpx.version import release_of
 
 # Before torch 2.12 the C++ reducer cannot tell that a stream is captured.
-_CAPTURE_IS_HIDDEN = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+_CAPTURE_IS_HIDDEN = release_of(torch.__version__) < (2, 12)
 ATTRIBUTE = "_ddpx"  # a front has its replica under this name, and nothing else of ddpx
 
 
@@ -48,7 +50,7 @@ class Front(GradientInterface):
                 averaging.take_back(ownership.take(replica))
         if not self._lazy_init_ran:
             self._lazy_init()
-        captured = _CAPTURE_IS_HIDDEN and _is_captured(self)
+        captured = _CAPTURE_IS_HIDDEN and is_captured(self.device)
         joins = self._join_config.enable
         if joins:
             if replica.uneven.depends_on_other_ranks:
@@ -157,10 +159,6 @@ def set_attributes(front: Front, replica: Replica, place: Placement, device_mesh
     front.bucket_bytes_cap = options.cap_bytes
     front.broadcast_bucket_size = state_sync.BROADCAST_BYTES
     front._lazy_init_ran = False
-
-
-def _is_captured(front: Front) -> bool:
-    return front.device_type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _watch(averaging: Averaging, module: nn.Module, output: Any) -> None:

@@ -100,7 +100,7 @@ class WrapperSearch:
         Raises:
             RuntimeError: The current stream is captured, and the search has not ended.
         """
-        if (captured or _is_captured(replica.device)) and not self.report.final:
+        if (captured or is_captured(replica.device)) and not self.report.final:
             raise _capture_while_searching(replica.group.rank(), self.report)
         self._reducer.prepare_forward(captured)
         in_backward = torch._C._current_graph_task_id() != -1
@@ -258,7 +258,8 @@ def gradients_of(replica: Searched) -> tuple[ReadyGradient, ...]:
     return tuple(found)
 
 
-def _is_captured(device: torch.device) -> bool:
+def is_captured(device: torch.device) -> bool:
+    """Whether the current stream of ``device`` is captured into a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 

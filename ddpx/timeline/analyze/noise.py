@@ -26,6 +26,6 @@ def surely_above(values: Sequence[float], one_of: int = 1) -> float:
     return sorted(values)[index]
 
 
-def surely_below(values: Sequence[float], one_of: int = 1) -> float:
+def surely_below(values: Sequence[float]) -> float:
     """Returns a bound that exceeds the median, as :func:`surely_above`."""
-    return -surely_above([-value for value in values], one_of)
+    return -surely_above([-value for value in values])
