@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from ddpx.ddp.fronts.copies import make_copies_plain
-from ddpx.ddp.fronts.forward_hooks import Before, Hook
+from ddpx.ddp.fronts.forward_hooks import Before, Hook, HookFront
 from ddpx.ddp.fronts.front import Front
+from ddpx.ddp.fronts.lookup import hooks_of
 from ddpx.ddp.replicate import install
 from ddpx.ddp.replicate import replicate as replicate_by_ddpx
 from ddpx.params.dtensors import params_under_fsdp
@@ -63,8 +64,8 @@ class State:
         else:
             front.register_comm_hook(*args, **kwargs)
 
-    def start(self, module: nn.Module) -> Before:
-        """Makes the front of ``module``. Returns its hook before forward."""
+    def start(self, module: nn.Module) -> HookFront:
+        """Makes the front of ``module``."""
         sharded = set(params_under_fsdp(module))
         ignored = {
             name
@@ -74,14 +75,14 @@ class State:
         ignored |= {name for name, _ in module.named_buffers()}
         self._bound.arguments["module"] = module
         install(module, self._bound, frozenset(ignored))
-        hooks = module._forward_pre_hooks.values()
-        before = next(hook for hook in hooks if isinstance(hook, Before))
+        front = hooks_of(module)
+        assert front is not None
         self._bound.arguments.clear()
-        self._ddp_weakref = weakref.ref(before.front)
-        before.front.require_backward_grad_sync = self._syncs
+        self._ddp_weakref = weakref.ref(front)
+        front.require_backward_grad_sync = self._syncs
         for args, kwargs in self._comm_hooks:
-            before.front.register_comm_hook(*args, **kwargs)
-        return before
+            front.register_comm_hook(*args, **kwargs)
+        return front
 
 
 _states: weakref.WeakKeyDictionary[nn.Module, State] = weakref.WeakKeyDictionary()
@@ -113,10 +114,10 @@ class _First(Hook):
         self._state = state
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        before = self._state.start(module)
+        front = self._state.start(module)
         for key in [key for key, hook in module._forward_pre_hooks.items() if hook is self]:
             del module._forward_pre_hooks[key]
-        return before.begin(sys._getframe(1), args, kwargs)
+        return Before(front).begin(sys._getframe(1), args, kwargs)
 
 
 def replicate(
