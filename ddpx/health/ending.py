@@ -53,7 +53,7 @@ def _watch_end_of_child(function: Callable[[], None]) -> None:
 
 
 def _forget() -> None:
-    """Runs in a forked child, which is no rank. The child may become one if its parent was none."""
+    """Runs in a forked child. The child may become a rank if its parent has no process group."""
     atexit.unregister(_end)
     if not dist.is_initialized():
         publish_end()

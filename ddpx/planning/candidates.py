@@ -165,12 +165,12 @@ def _in_order_of_ends(
     )
 
 
-# For each name in NAMES: the gradients in the order of the
-# buckets, and the bucket of each of these gradients. -1 without a plan.
-
-
 def encoded(plans: dict[str, Buckets], num_gradients: int) -> list[int]:
-    """The plans as a number of integers that depends on the number of gradients only."""
+    """The plans as a number of integers that depends on the number of gradients only.
+
+    Each name in ``NAMES`` has the gradients in the order of the buckets, and then the bucket of
+    each of these gradients. All integers are -1 without a plan of this name.
+    """
     values: list[int] = []
     for name in NAMES:
         if name not in plans:

@@ -134,7 +134,7 @@ class GradientInterface(JoinInterface, Finalization):
         self._ddpx.comm_hook.runs_optimizer = True
 
     def _lazy_init(self) -> None:
-        """Called by the first forward: what user code may set up until then."""
+        """The first forward calls this method. User code may set up optimizers until then."""
         self._setup_in_backward_optimizers()
         self._lazy_init_ran = True
 

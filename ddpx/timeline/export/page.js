@@ -1,4 +1,4 @@
-// Which step, which ranks, what time; the rest of the page follows.
+// The state of the page: the shown step, its ranks, and the time. All other parts follow from this state.
 "use strict";
 
 const recording = JSON.parse(document.getElementById("recording").textContent);
@@ -44,7 +44,7 @@ function numUntilNow() {
 
 const MOST_EVENTS = 4;
 
-// The last events up to now: those at exactly one time, of all ranks.
+// Shows the latest events, which have one time, of all shown ranks.
 function showNow() {
   const end = numUntilNow();
   const at = end > 0 ? view.events[end - 1].at : null;
@@ -138,14 +138,14 @@ function showRanks() {
   moveTo(view.t);
 }
 
-// With a legend of what is drawn.
+// Draws the bars, and a legend of the colours in use.
 function drawGantt() {
   gantt.draw(view.step, shownRanks());
   byId("legend").replaceChildren(...Object.entries(recording.legend).filter(([name]) => gantt.used.has(name)).map(
     ([name, text]) => element("li", {}, element("i", {class: `swatch ${name}`, style: `background-color: var(--${name})`}), text)));
 }
 
-// Of the ranks that are chosen those that recorded this step; if there is none, its first.
+// The chosen ranks that recorded this step. Without such a rank, the first rank of the step.
 function shownRanks() {
   const there = [...view.step.ranks.keys()];
   const chosen = there.filter((rank) => view.shown.has(rank));

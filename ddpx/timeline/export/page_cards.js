@@ -1,7 +1,7 @@
-// One card a rank: where its reducer is at a time, and every param in its bucket.
+// A card for each rank: the phase of its reducer at a time, and each param in its bucket.
 "use strict";
 
-// An element; texts are always text, never markup: names of params are anybody's.
+// Makes an element. Children that are texts never become markup, since scripts choose names of params.
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -64,7 +64,7 @@ class Card {
     return {element: made, bar, text, shown: ""};
   }
 
-  // Changes only what differs from what is shown: it is called for every frame.
+  // Called for every frame, so this method changes only the parts that differ.
   moveTo(t) {
     const arrived = numArrived(this.rankStep, t);
     for (; this.numShown < arrived; this.numShown++) this.cellOf(this.numShown)?.classList.add("here");

@@ -1,4 +1,4 @@
-// Tables of what took how long, and who was waited for.
+// Tables: the times of each rank, and the ranks that others waited for.
 "use strict";
 
 function figureTables(recording, step, ranks) {

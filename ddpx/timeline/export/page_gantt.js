@@ -1,8 +1,8 @@
-// The whole step as bars, drawn once for a step, its ranks and the window's width.
+// The whole step as bars. A change of the step, the ranks or the width of the window draws them again.
 "use strict";
 
-// In pixels: the axis; of a rank what is above its buckets, and what is below; a rank that is folded;
-// the least width of a bar.
+// Heights in pixels: the axis, the rows above the buckets of a rank, the gap below them, a folded rank.
+// THIN is the least width of a bar.
 const AXIS = 24;
 const HEAD = 33;
 const GAP = 13;
@@ -55,7 +55,7 @@ class Gantt {
     const rows = ranks.map((rank) => this.groups(step.ranks.get(rank)).length);
     const numRows = rows.reduce((a, b) => a + b, 0);
     const folded = this.foldedRanks(ranks);
-    // Half of the window, if rows of that height can be told apart.
+    // The bars fill half of the window, within the limits of the height of a row.
     const room = window.innerHeight / 2 - AXIS - ranks.length * (HEAD + GAP);
     this.rowHeight = Math.floor(Math.min(Math.max(room / Math.max(numRows, 1), 5), 15));
     const heights = rows.map((count) => HEAD + count * this.rowHeight + GAP);
@@ -96,7 +96,7 @@ class Gantt {
     return rankStep.buckets.some((bucket) => bucket) ? this.step.rows : [];
   }
 
-  // Of the ranks that are not shown in full, those with the longest exposed waits.
+  // The folded ranks with the longest exposed waits.
   foldedRanks(ranks) {
     return this.step.byExposed.filter((rank) => !ranks.includes(rank))
       .slice(0, this.recording.maxFolded).sort((a, b) => a - b);
@@ -212,7 +212,7 @@ class Gantt {
     this.rows.push({top, bottom: top + this.rowHeight, text: () => text});
   }
 
-  // All buckets in one state before those of the next: a state covers earlier ones.
+  // State by state, since a state covers earlier states.
   drawBuckets(rankStep, indices, y, height) {
     const buckets = indices.map((index) => rankStep.buckets[index]).filter((bucket) => bucket);
     const {states, mayBeExposed} = this.recording;

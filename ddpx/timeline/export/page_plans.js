@@ -1,5 +1,5 @@
 // The plans of a search (ddpx/timeline/export/plan_rows.py): gradients, predicted all-reduces, and the
-// predicted and the measured end of communication. Drawn once.
+// predicted and the measured end of communication. The page draws them once.
 "use strict";
 
 function drawPlans(section, {title, ready, rows}) {

@@ -1,10 +1,8 @@
-// What is true at a time of a step. Times are µs since the step began; what happens at t has
-// happened at t.
+// The state of ranks and buckets at a time t, in µs since the step began. An event at t counts as past.
 "use strict";
 
-// In the order in which a step goes through them. Those of manual finalization are shown only while
-// they last. The words are those of errors
-// (csrc/reducer/phase.cpp); the meanings are those of csrc/reducer/phase.h.
+// The phases in the order of a step. A phase of manual finalization is shown only while it lasts.
+// Words are from csrc/reducer/phase.cpp, and meanings from csrc/reducer/phase.h.
 const PHASES = {
   idle: {
     words: "outside backward",
@@ -38,7 +36,7 @@ const PHASES = {
   },
 };
 
-// A step, from its compact form (ddpx/timeline/export/page.py): adds times of arrival.
+// Decodes a step from its compact form (ddpx/timeline/export/page.py), and adds times of arrival.
 function decodeStep(recording, index) {
   const raw = recording.steps[index];
   const layout = recording.layouts[raw.layout].map(([params, size]) => ({params, size}));
@@ -63,7 +61,7 @@ function phaseAt(rankStep, t) {
   return found ? found[0] : "idle";
 }
 
-// How many items `holds` for, if it holds for the first ones and no others.
+// The number of leading items for which `holds` is true. It is false for all later items.
 function countWhile(items, holds) {
   let low = 0;
   let high = items.length;
@@ -94,7 +92,7 @@ function activityAt(rankStep, t) {
   return rankStep.forwards.some(([, end]) => end <= t) ? "between forward and backward" : "not begun";
 }
 
-// {state, arrived, progress}; progress is that of the time in flight, from 0 to 1.
+// Returns {state, arrived, progress}. Progress is the elapsed share of the time in flight, from 0 to 1.
 function bucketAt(step, rankStep, index, t) {
   const {params} = step.layout[index];
   const bucket = rankStep.buckets[index];
@@ -116,7 +114,7 @@ function inFlight(state) {
   return state === "held up" || state === "in flight";
 }
 
-// What happens in a step on these ranks, in order of time.
+// The events of a step on these ranks, in order of time.
 function eventsOf(step, ranks) {
   const events = [];
   for (const rank of ranks) {
