@@ -224,7 +224,7 @@ def _captured() -> None:
     with short_search():
         model = _auto()
         _train(model, 2)
-        captured = patch.object(ddpx.ddp.search.wrapper_search, "_is_captured", lambda device: True)
+        captured = patch.object(ddpx.ddp.search.wrapper_search, "is_captured", lambda _: True)
         refused = pytest.raises(RuntimeError, match=r"CUDA graph, .*plan_report\(model\)\.final")
         with captured, refused:
             _train(model, 1)

@@ -50,7 +50,7 @@ class Front(GradientInterface):
                 averaging.take_back(ownership.take(replica))
         if not self._lazy_init_ran:
             self._lazy_init()
-        captured = _CAPTURE_IS_HIDDEN and is_captured(self.device)
+        captured = _CAPTURE_IS_HIDDEN and is_captured(self.device_type)
         joins = self._join_config.enable
         if joins:
             if replica.uneven.depends_on_other_ranks:

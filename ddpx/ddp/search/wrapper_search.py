@@ -100,7 +100,7 @@ class WrapperSearch:
         Raises:
             RuntimeError: The current stream is captured, and the search has not ended.
         """
-        if (captured or is_captured(replica.device)) and not self.report.final:
+        if (captured or is_captured(replica.device.type)) and not self.report.final:
             raise _capture_while_searching(replica.group.rank(), self.report)
         self._reducer.prepare_forward(captured)
         in_backward = torch._C._current_graph_task_id() != -1
@@ -185,11 +185,7 @@ class _Training:
         self._group = replica.group
         self._device = replica.device
         self._recording: _C.Recording | None = None
-        self._gradients = gradients_of(replica)
-
-    @property
-    def gradients(self) -> tuple[ReadyGradient, ...]:
-        return self._gradients
+        self.gradients = gradients_of(replica)
 
     def default_buckets(self) -> Buckets:
         return tuple(tuple(bucket) for bucket in self._reducer.plan.buckets)
@@ -198,7 +194,7 @@ class _Training:
         self._reducer.use_buckets(buckets)
 
     def record(self) -> None:
-        per_step = 10 * len(self._gradients) + 16  # the bound for one bucket per parameter
+        per_step = 10 * len(self.gradients) + 16  # the bound for one bucket per parameter
         capacity = max(min(per_step * _STEPS_KEPT, _MOST_EVENTS), 2 * per_step)
         self._recording = _C.Recording(capacity, self._device)
         self._reducer.add_recording(self._recording)
@@ -209,7 +205,7 @@ class _Training:
             self._recording = None
 
     def arrivals_s(self, steps: range) -> list[float]:
-        return arrivals_of(self._events(), steps, len(self._gradients))
+        return arrivals_of(self._events(), steps, len(self.gradients))
 
     def step_times_s(self, steps: range) -> list[tuple[float, float]]:
         return times_of_steps(self._events(), steps)
@@ -258,9 +254,9 @@ def gradients_of(replica: Searched) -> tuple[ReadyGradient, ...]:
     return tuple(found)
 
 
-def is_captured(device: torch.device) -> bool:
-    """Whether the current stream of ``device`` is captured into a CUDA graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+def is_captured(device_type: str) -> bool:
+    """Whether the current stream of a device is captured into a CUDA graph."""
+    return device_type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 # ---- errors --------------------------------------------------------------------------------------
