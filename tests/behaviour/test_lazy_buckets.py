@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ddp_arguments import skip_unless_ddp_takes
 from slow_ddp import assert_in_step, error_of, on_ranks, seed
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpx import ReducerDDP
@@ -71,7 +72,7 @@ def _wrap(cls: Any, mode: str, lazy: bool, sparse: bool = False) -> Any:
 
 def _train(model: Any, zeros: str, hook: bool = False, num_steps: int = 7) -> list[torch.Tensor]:
     if hook:
-        model.register_comm_hook(None, _average)
+        model.register_comm_hook(None, allreduce_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found: list[torch.Tensor] = []
     for number in range(num_steps):
@@ -88,12 +89,6 @@ def _train(model: Any, zeros: str, hook: bool = False, num_steps: int = 7) -> li
                 found.append(param.grad.to_dense().clone())
         optimizer.step()
     return found + [p.detach().clone() for p in model.parameters()]
-
-
-def _average(state, bucket):  # DDP refuses annotations as text
-    buffer = bucket.buffer().div_(dist.get_world_size())
-    work = dist.all_reduce(buffer, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
 
 
 def _compare(ours: list[torch.Tensor], theirs: list[torch.Tensor], exact: bool) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from both_wrappers import SMALL_CAP, WRAPPERS, Normed, Wrapper, assert_same_on_all_ranks
 from test_ddp_names import CALLED
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 
@@ -48,7 +49,7 @@ def _use_everything(cls: Any) -> tuple[list[torch.Tensor], set[str]]:
     derived = _derived(cls, log)
     torch.manual_seed(0)
     model = derived(Normed(), static_graph=True, **SMALL_CAP)
-    model.register_comm_hook(None, _average)
+    model.register_comm_hook(None, allreduce_hook)
     for number in range(3):
         torch.manual_seed(10 * number + dist.get_rank())
         model.zero_grad()
@@ -66,12 +67,6 @@ def _use_everything(cls: Any) -> tuple[list[torch.Tensor], set[str]]:
     logs: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(logs, log)  # only a rank without inputs shadows the others
     return tensors, {name for each in logs for name in each}
-
-
-def _average(state, bucket):
-    buffer = bucket.buffer().div_(dist.get_world_size())
-    work = dist.all_reduce(buffer, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
 
 
 def _check_overrides_run() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from modes import MODES_OF_DDPX as MODES
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel.distributed import _MixedPrecision
 
@@ -206,8 +207,7 @@ def _check_hook(mode: str) -> None:
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         seen.add(bucket.buffer().dtype)
-        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
+        return allreduce_hook(None, bucket)
 
     model.register_comm_hook(None, hook)
     plain = _build()

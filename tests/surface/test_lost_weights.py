@@ -6,6 +6,7 @@ import averages
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import ddpx
 from ddpx import ReducerDDP
@@ -104,8 +105,7 @@ def _failed_hook() -> None:
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             future.set_exception(ValueError("planted"))
             return future
-        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
+        return allreduce_hook(None, bucket)
 
     model.register_comm_hook(None, hook)
     averages.right_step(model, 0)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from recorded_models import check_order, record_mode, small_model, train_step
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel.distributed import _MixedPrecision
@@ -103,13 +104,8 @@ def test_steps_stay_together_after_an_abort(ranks):
 
 
 def _record_with_hook() -> Timeline:
-    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
-        assert work is not None
-        return work.get_future().then(lambda future: future.value()[0])
-
     model = small_model()
-    model.register_comm_hook(None, hook)
+    model.register_comm_hook(None, allreduce_hook)
     with ddpx.record(model) as timeline:
         for _ in range(3):
             train_step(model)
