@@ -12,7 +12,7 @@ _CLI = Path(__file__).parent / "cli"
 _LAUNCHER = {
     runpy.run_path.__code__.co_filename,
     *(str(_CLI / file) for file in ("rank.py", "script.py", "runner.py")),
-    *(str(_CLI / command / "runner.py") for command in ("parity", "timeline")),
+    *(str(_CLI / command / "runner.py") for command in ("parity", "plan", "timeline")),
 }
 
 

@@ -264,7 +264,7 @@ class Reducer final : public GradListener,
   bool no_grads() const;
   void mark_grads_cleared();
   void begin_bypass();
-  bool grads_remain() const;
+  bool grads_remain();
   void forget_weights();
   void end_loss_if_cleared();
   void count_weight(WatchedForward forward);

@@ -81,12 +81,15 @@ void Reducer::check_kept_averages() {
   }
 }
 
-bool Reducer::grads_remain() const {
+bool Reducer::grads_remain() {
   const auto& leaves = context_.params.leaves();
   if (dist_grads_.has_any(leaves)) {
     return true;
   }
-  const bool captured = is_capturing(context_.params.device());
+  const bool captured = context_.progress.captured || is_capturing(context_.params.device());
+  if (!captured) {
+    context_.buckets.wait_for_streams();  // autograd does not wait for them after an abort
+  }
   return std::any_of(leaves.begin(), leaves.end(), [captured](const at::Tensor& leaf) {
     const auto& grad = grad_of(leaf);
     return grad.defined() && may_be_nonzero(grad, captured);

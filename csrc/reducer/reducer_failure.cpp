@@ -105,6 +105,12 @@ void Reducer::recover_in_backward() {
   if (context_.progress.phase == Phase::kFailed) {
     recover();
     context_.buckets.wait_for_streams();  // later launches wait for the current stream
+    // With views, gradients have moved. Autograd adds to them on these streams.
+    for (const auto& hook : context_.params.hooks()) {
+      if (const auto stream = hook.stream()) {
+        wait_for_stream(*stream, *current_stream(stream->device()));
+      }
+    }
   }
 }
 

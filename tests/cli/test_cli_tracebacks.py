@@ -17,9 +17,11 @@ def _first_files(stderr: str) -> list[str]:
     return re.findall(r'Traceback \(most recent call last\):\n +File "([^"]+)"', stderr)
 
 
+_OTHERS = ("parity", "plan", "timeline")
+
+
 @pytest.mark.parametrize(
-    "command",
-    ["run", *(pytest.param(name, marks=pytest.mark.full_only) for name in ("parity", "timeline"))],
+    "command", ["run", *(pytest.param(name, marks=pytest.mark.full_only) for name in _OTHERS)]
 )
 def test_traceback_begins_with_the_script(command, tmp_path):
     done = run(command, _ONE, _RAISES, "plainly", cwd=tmp_path)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from abort_cases import fail
 from capture_cases import captured
-from device_models import backward, batch, layers
+from device_models import accumulate_on, backward, batch, layers
 from device_ranks import controls
 from graph_cases import deterministic
 from torch import nn
@@ -109,6 +110,31 @@ def weighted_on_side_streams(device: str, **options: Any) -> State:
         backward(_loss_sum(model, batch(device, step)))
         found += [p.grad.cpu().clone() for p in model.parameters() if p.grad is not None]
     return found
+
+
+def lost_with_gradients_of_other_streams(device: str, **options: Any) -> None:
+    """A backward that raises adds to gradients of zero, each on a stream of its own.
+
+    The next backward raises, since these gradients have no weight.
+    """
+    module = layers(device)
+    streams = [torch.Stream(device=device) for _ in module.parameters() if device != "cpu"]
+    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=False)]
+    model = ReducerDDP(module, average="weights", **options)
+    with model.no_sync():
+        ddpx.set_weight(model, 1)
+        backward(0 * _loss_sum(model, batch(device, 0)))
+    ddpx.set_weight(model, 1)
+    loss = _loss_sum(model, batch(device, 1))
+    hook = next(module.parameters()).register_hook(fail)  # the last gradient
+    with pytest.raises(ValueError, match="on purpose"):
+        loss.backward()
+    hook.remove()
+    ddpx.set_weight(model, 1)
+    loss = _loss_sum(model, batch(device, 2))
+    with pytest.raises(RuntimeError, match="weights of earlier forwards are forgotten"):
+        backward(loss)
+    assert len(nodes) == len(streams)
 
 
 def no_synchronisation(device: str, **options: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import abort_cases
 import average_cases
 import device_models
+import kept_grad_cases
 import late_device
 import memory_cases
 import sparse_cases
@@ -166,20 +167,26 @@ PROOFS = (
         "with mixed precision, casts after a backward that raised wait for the gradients",
         "STREAM",
         ("ddpx::StreamSet::wait", "ddpx::Reducer::recover"),
-        _as_on_cpu(usage_cases.aborted_in_mixed_precision, False),
+        _as_on_cpu(kept_grad_cases.aborted_in_mixed_precision, False),
     ),
     Proof(
         "the same, where the gradients' bucket was launched",
         "STREAM",
         ("ddpx::StreamSet::wait", "ddpx::Reducer::recover"),
-        _as_on_cpu(usage_cases.aborted_in_mixed_precision, True),
+        _as_on_cpu(kept_grad_cases.aborted_in_mixed_precision, True),
         slow="copy_",
     ),
     Proof(
         "with views, copies into new buckets after a backward that raised wait for the gradients",
         "STREAM",
         ("ddpx::StreamSet::wait", "ddpx::Reducer::recover"),
-        _as_on_cpu(usage_cases.aborted_with_views),
+        _as_on_cpu(kept_grad_cases.aborted_with_views),
+    ),
+    Proof(
+        "with views, autograd adds to a gradient behind its move after a backward that raised",
+        "STREAM",
+        ("ddpx::Reducer::recover_in_backward", "!ddpx::StreamSet::wait"),
+        _as_on_cpu(kept_grad_cases.kept_after_an_abort),
     ),
     Proof(
         "after an abort, the packing of a bucket that was predicted to be unused waits for the "

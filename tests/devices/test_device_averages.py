@@ -28,6 +28,13 @@ def test_weights(device_ranks, device, world_size, mode, tensors):
     _compare(device_ranks(device, world_size), cases.weighted, device, tensors, **MODES[mode])
 
 
+@on_devices(1, 2)
+@pytest.mark.parametrize("mode", ["default", "view"])
+def test_lost_weights_of_other_streams(device_ranks, device, world_size, mode):
+    case = cases.lost_with_gradients_of_other_streams
+    device_ranks(device, world_size).run(case, device, timeout=20, **MODES[mode])
+
+
 @on_devices(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_sums(device_ranks, device, world_size, mode):

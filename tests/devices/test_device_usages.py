@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import kept_grad_cases
 import pytest
 import torch
 import usage_cases as cases
@@ -62,6 +63,11 @@ def test_communication_hooks(device_ranks, device, world_size, mode, hook):
 def test_optimizers_in_backward(device_ranks, device, world_size, mode, numbers):
     ranks = device_ranks(device, world_size)
     _compare(ranks, cases.optimizers_in_backward, device, numbers, **MODES[mode])
+
+
+@on_devices(2)
+def test_gradients_that_an_abort_leaves_are_moved(device_ranks, device, world_size):
+    _compare(device_ranks(device, world_size), kept_grad_cases.kept_after_an_abort, device)
 
 
 @on_devices(2, 3)

@@ -133,58 +133,6 @@ def in_mixed_precision(device: str, **options: Any) -> State:
     return train(ours, device)
 
 
-def aborted_in_mixed_precision(device: str, launched: bool, **options: Any) -> State:
-    """As :func:`aborted`. The gradients are cast to float32 afterwards."""
-    precision = _MixedPrecision(
-        param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
-    )
-    return aborted(device, launched, mixed_precision=precision, **options)
-
-
-def aborted_with_views(device: str, **options: Any) -> State:
-    """As :func:`aborted`. The gradients are moved into new buckets afterwards."""
-    return aborted(device, launched=False, gradient_as_bucket_view=True, **options)
-
-
-def aborted(device: str, launched: bool, **options: Any) -> State:
-    """Gradients after several backwards, the last of which raises on all ranks.
-
-    On arrival, each gradient was copied on a stream of its own. ``launched``: The backward raises
-    after the last gradient, when the bucket is launched. Otherwise before.
-    """
-    module = layers(device)
-    on_device = device != "cpu"
-    streams = [torch.Stream(device=device) for _ in module.parameters() if on_device]
-    nodes = [accumulate_on(p, s) for p, s in zip(module.parameters(), streams, strict=on_device)]
-    kept: list[torch.Tensor] = []
-    for param in module.parameters():
-        param.register_hook(kept.append)  # makes autograd copy the gradient
-    ours = ReducerDDP(module, **options)
-    last = next(module.parameters())
-
-    def fail(grad: torch.Tensor) -> None:
-        raise ValueError("on purpose")
-
-    state: State = []
-    for step in range(3):
-        ours.zero_grad()
-        x = batch(device, step).requires_grad_() * 1
-        if step == 2:
-            (x if launched else last).register_hook(fail)
-        try:
-            backward(loss_of(ours, x))
-        except ValueError:
-            assert step == 2
-            ours.reset()  # a thread of the autograd engine ends the step
-            for stream in streams:  # torch does this only after a successful backward
-                torch.accelerator.current_stream().wait_stream(stream)
-        grads = [param.grad for param in module.parameters()]
-        state += [grad.cpu().clone() for grad in grads if grad is not None]  # views change
-        kept.clear()
-    assert len(nodes) == len(streams)
-    return state
-
-
 def in_sixteen_bits(device: str, dtypes: dict[str, torch.dtype], **options: Any) -> State:
     """Gradients of two steps with three micro-steps each, summed in float32."""
     ours = ReducerDDP(layers(device).to(torch.bfloat16), bucket_cap_mb=0.0015, **options, **dtypes)

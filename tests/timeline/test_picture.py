@@ -280,7 +280,8 @@ def test_errors(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match="no complete step was recorded"):
         draw(nothing, tmp_path / "a.png", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib, .* pip install matplotlib"):
+    needs = "the picture needs matplotlib, .* pip install matplotlib"
+    with pytest.raises(ImportError, match=needs):
         draw(make_recording(), tmp_path / "a.png", 12)
     assert list(tmp_path.iterdir()) == []
 

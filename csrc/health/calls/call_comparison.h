@@ -27,8 +27,8 @@ Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over);
 // after fewer forwards.
 std::optional<Failure> find_uneven_forwards(const PeerTable& peers, const StatusPage& own);
 
-// The failure of ranks that wait for each other because settings of a wrapper differ: all ranks have
-// waited for some time, and this rank and another one began their last common step with other
+// The failure of ranks that wait for each other because settings of a wrapper differ: all ranks
+// have waited for some time, and this rank and another one began their last common step with other
 // settings.
 std::optional<Failure> find_uneven_settings(const PeerTable& peers, const StatusPage& own);
 

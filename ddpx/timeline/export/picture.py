@@ -90,7 +90,7 @@ def make_figure(recording: Recording, step: int | None) -> Figure:
         from matplotlib.figure import Figure  # unlike pyplot, needs no display
     except ImportError as cause:
         raise ImportError(
-            "plot() needs matplotlib, which is not installed. Run: pip install matplotlib"
+            "the picture needs matplotlib, which is not installed. Run: pip install matplotlib"
         ) from cause
     chosen = find_step(recording, step)
     blocks = _blocks(recording, chosen)
