@@ -74,6 +74,10 @@ class ProcessGroupCollective final : public Collective {
     return alone_;
   }
 
+  bool sums_by_group() const override {
+    return !transport_;
+  }
+
   Work all_reduce_sum(const at::Tensor& tensor) override {
     std::vector<at::Tensor> tensors = {tensor};
     if (!transport_ || !tensor.device().is_cpu() || tensor.layout() != at::kStrided) {

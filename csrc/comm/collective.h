@@ -32,6 +32,12 @@ class Collective {
   // done.
   virtual Work all_reduce_sum(const at::Tensor& tensor) = 0;
 
+  // Whether all_reduce_sum() is a call of the process group, which a hook of another rank may
+  // match.
+  virtual bool sums_by_group() const {
+    return true;
+  }
+
   // The future whose value takes the place of the summed tensor. Null if the sum is in that tensor.
   virtual c10::intrusive_ptr<c10::ivalue::Future> sum_of(c10d::Work& /*work*/) {
     return nullptr;

@@ -170,7 +170,7 @@ std::optional<Failure> Monitor::find_failure(const std::optional<Wait>& wait) {
     failure = find_uneven_forwards(peers(), page().view());
   }
   if (!failure) {
-    failure = find_uneven_settings(peers(), page().view());
+    failure = find_uneven_settings(peers(), page().view(), awake_.since_ns());
   }
   return failure ? failure : recorded_.check(now_ns());
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../autograd/running_task.h"
+#include "../buckets/device_stream.h"
 #include "../buckets/param_grad.h"
 #include "../comm/different_calls.h"
 
@@ -38,6 +39,10 @@ void ReducerContext::count_step() {
 void ReducerContext::skip_step() {
   observer.clock().skip_step();
   count_step();
+}
+
+bool ReducerContext::is_captured() const {
+  return progress.captured || is_capturing(params.device());
 }
 
 // ---- buckets ------------------------------------------------------------------------------------

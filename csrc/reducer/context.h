@@ -69,6 +69,8 @@ struct ReducerContext {
   bool communicates() const {
     return communicates_over(*collective);
   }
+  // Whether the running or the last step, or what comes now, is captured into a graph.
+  bool is_captured() const;
   bool use_varies() const {
     return history.use_varies(options.mode);
   }

@@ -86,7 +86,7 @@ bool Reducer::grads_remain() {
   if (dist_grads_.has_any(leaves)) {
     return true;
   }
-  const bool captured = context_.progress.captured || is_capturing(context_.params.device());
+  const bool captured = context_.is_captured();
   if (!captured) {
     context_.buckets.wait_for_streams();  // autograd does not wait for them after an abort
   }

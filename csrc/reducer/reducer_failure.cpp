@@ -105,10 +105,12 @@ void Reducer::recover_in_backward() {
   if (context_.progress.phase == Phase::kFailed) {
     recover();
     context_.buckets.wait_for_streams();  // later launches wait for the current stream
-    // With views, gradients have moved. Autograd adds to them on these streams.
-    for (const auto& hook : context_.params.hooks()) {
-      if (const auto stream = hook.stream()) {
-        wait_for_stream(*stream, *current_stream(stream->device()));
+    if (context_.options.gradient_as_bucket_view && !context_.is_captured()) {
+      for (const auto& hook : context_.params.hooks()) {
+        if (const auto stream =
+                hook.stream()) {  // autograd adds on it to a gradient that has moved
+          wait_for_stream(*stream, *current_stream(stream->device()));
+        }
       }
     }
   }
@@ -117,7 +119,7 @@ void Reducer::recover_in_backward() {
 // From phase kFailed. Puts gradients and buckets in order for the next step.
 void Reducer::recover() {
   auto& context = context_;
-  const bool captured = context.progress.captured || is_capturing(context.params.device());
+  const bool captured = context.is_captured();
   if (captured) {
     // Memory that is allocated now might belong to the graph. The work of a step whose capture has
     // failed never runs, and the work of earlier steps has ended before the capture.

@@ -40,11 +40,13 @@ int divisor_of(const ReducerContext& context) {
   return divides_later ? 1 : settings.divisor.value_or(context.collective->world_size());
 }
 
-// As published to peers.
+// As published to peers: settings that make the collective calls different.
 uint64_t settings_of(const ReducerContext& context) {
   using health::StepCalls;
   const auto& settings = context.settings;
-  return StepCalls::kKnown | (settings.comm_hook_is_registered ? StepCalls::kHasHook : 0) |
+  const bool hook_differs =
+      settings.comm_hook_is_registered && !context.collective->sums_by_group();
+  return StepCalls::kKnown | (hook_differs ? StepCalls::kHasHook : 0) |
          (context.options.mode == GraphMode::kStatic ? StepCalls::kIsStatic : 0) |
          (settings.check_finite ? StepCalls::kChecksFinite : 0);
 }

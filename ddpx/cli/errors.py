@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 from pathlib import Path
 
@@ -19,8 +19,10 @@ def needs_tools(package: str) -> str:
 
 def check_tool(package: str) -> None:
     """Raises UserMistake if a package that some commands need is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise UserMistake(needs_tools(package))
+    try:
+        importlib.import_module(package)
+    except ImportError as cause:
+        raise UserMistake(needs_tools(package)) from cause
 
 
 def check_folder(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -72,8 +73,30 @@ def _check_same_params(options: dict[str, Any]) -> None:
         for _ in range(2):
             _step(model)
             _assert_averaged(model)
+        with patch.object(nn.Module, "named_parameters", side_effect=AssertionError("slow")):
+            model(torch.ones(2, 4))  # the first forward has looked at the module
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_module_with_the_same_parameters_trains(ranks, mode):
     ranks(2).run(_check_same_params, MODES[mode])
+
+
+class _Teacher(nn.Linear):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def _check_evaluation() -> None:
+    model = ReducerDDP(_net())
+    _step(model)
+    student, model.module = model.module, _Teacher(4, 2)
+    assert not model(torch.ones(2, 4)).requires_grad
+    model.module = student
+    _step(model)
+    _assert_averaged(model)
+
+
+def test_another_module_may_evaluate(ranks):
+    ranks(2).run(_check_evaluation)

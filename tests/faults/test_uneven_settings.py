@@ -81,7 +81,24 @@ def test_setting_of_one_rank(setting: str, world_size: int, odd: int, replicated
     assert re.fullmatch(rf"{expected}, in step [01]", report), report
 
 
+def _slow_allreduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    time.sleep(DEADLINE_S if bucket.is_last() else 0)
+    return default_hooks.allreduce_hook(None, bucket)
+
+
+def _train_with_a_slow_hook() -> bool:
+    model = ReducerDDP(nn.Linear(4, 4))
+    let_meet(model)
+    if dist.get_rank() == 1:
+        model.register_comm_hook(None, _slow_allreduce)
+    model(torch.ones(2, 4)).sum().backward()
+    return True
+
+
 def test_matching_calls_are_no_error() -> None:
-    """The hook calls the all-reduce that the other rank makes without a hook, as with DDP."""
-    endings = run_ranks(2, _train, "hook", 1, False, environment={"DDPX_TRANSPORT": "group"})
-    assert [ending.value.kind for ending in endings] == ["", ""], endings
+    """The hook calls the all-reduce that the other rank makes without a hook, as with DDP.
+
+    The hook takes a long time, for which the other rank waits.
+    """
+    endings = run_ranks(2, _train_with_a_slow_hook, environment={"DDPX_TRANSPORT": "group"})
+    assert [ending.value for ending in endings] == [True, True], endings

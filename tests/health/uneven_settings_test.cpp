@@ -37,7 +37,7 @@ class UnevenSettings : public testing::Test {
   std::string find() {
     ours_.view().current.store(our_activity);
     theirs_.view().current.store(their_activity);
-    const auto failure = find_uneven_settings(peers_, ours_.view());
+    const auto failure = find_uneven_settings(peers_, ours_.view(), awake_since_ns);
     EXPECT_TRUE(!failure || failure->kind == FailureKind::kSettings);
     return failure ? failure->how : std::string();
   }
@@ -47,6 +47,7 @@ class UnevenSettings : public testing::Test {
   PeerTable peers_{0, 2};
 
   const int64_t long_ago_ns = now_ns() - times::kUnevenSettings;
+  int64_t awake_since_ns = 0;  // this process was not stopped since then
   Activity our_activity{
       .doing = Doing::kWaiting, .model = 1, .bucket = 0, .step = 3, .since_ns = long_ago_ns};
   Activity their_activity{
@@ -87,12 +88,17 @@ TEST_F(UnevenSettings, NeedWaitsOfSomeDurationOfAllRanks) {
   EXPECT_EQ(find(), "");
 }
 
+TEST_F(UnevenSettings, NeedAWaitOfAProcessThatRuns) {
+  awake_since_ns = now_ns() - times::kUnevenSettings / 2;
+  EXPECT_EQ(find(), "");
+}
+
 TEST_F(UnevenSettings, AreNoFailureBesideAnUnknownRank) {
   ours_.view().current.store(our_activity);
   theirs_.view().current.store(their_activity);
   PeerTable peers{0, 3};  // rank 2 may be late
   peers.add(peers_.peer(1));
-  EXPECT_FALSE(find_uneven_settings(peers, ours_.view()));
+  EXPECT_FALSE(find_uneven_settings(peers, ours_.view(), awake_since_ns));
 }
 
 TEST_F(UnevenSettings, AreThoseOfTheLastCommonStep) {

@@ -31,8 +31,8 @@ def test_saved_and_loaded(ranks, tmp_path):
     [
         ("", "JSONDecodeError"),
         ("{}", "KeyError: 'ddpx'"),
-        ('{"ddpx": {"version": 99}}', "the file has version 99, but this ddpx reads version 1"),
-        ('{"ddpx": {"version": 1, "ranks": [{}]}}', "KeyError"),
+        ('{"ddpx": {"version": 99}}', "the file has version 99, but this ddpx reads version 2"),
+        ('{"ddpx": {"version": 2, "ranks": [{}]}}', "KeyError"),
     ],
 )
 def test_files_of_others(tmp_path, contents, why):

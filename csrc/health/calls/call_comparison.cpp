@@ -116,13 +116,14 @@ std::string different_settings_of(
 
 }  // namespace
 
-std::optional<Failure> find_uneven_settings(const PeerTable& peers, const StatusPage& own) {
+std::optional<Failure> find_uneven_settings(
+    const PeerTable& peers, const StatusPage& own, int64_t since_ns) {
   const auto ours = own.activity();
   const auto waits = [model = ours.model,
                       latest_ns = now_ns() - times::kUnevenSettings](const Activity& activity) {
     return may_wait(activity.doing) && activity.since_ns <= latest_ns && activity.model == model;
   };
-  if (!waits(ours)) {
+  if (!waits(ours) || now_ns() - since_ns < times::kUnevenSettings) {
     return std::nullopt;
   }
   std::string text;

@@ -28,9 +28,10 @@ Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over);
 std::optional<Failure> find_uneven_forwards(const PeerTable& peers, const StatusPage& own);
 
 // The failure of ranks that wait for each other because settings of a wrapper differ: all ranks
-// have waited for some time, and this rank and another one began their last common step with other
-// settings.
-std::optional<Failure> find_uneven_settings(const PeerTable& peers, const StatusPage& own);
+// have waited for some time after `since_ns`, and this rank and another one began their last common
+// step with other settings.
+std::optional<Failure> find_uneven_settings(
+    const PeerTable& peers, const StatusPage& own, int64_t since_ns);
 
 // The calls of this rank, and of the ranks whose pages this rank can read.
 CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours);

@@ -27,7 +27,7 @@ struct StepCalls {
 
   // Flags of `settings`. A flag that differs between ranks makes their collective calls different.
   static constexpr uint64_t kKnown = 1;
-  static constexpr uint64_t kHasHook = 2;  // a communication hook of the script
+  static constexpr uint64_t kHasHook = 2;  // a communication hook, in place of a sum in memory
   static constexpr uint64_t kIsStatic = 4;
   static constexpr uint64_t kChecksFinite = 8;
 

@@ -41,8 +41,7 @@ std::string remedy(const Failure& failure) {
              "number of forwards. Call model.module(...) for a forward of one rank alone, or pass "
              "forward_sync_buffers=False. ";
     case FailureKind::kSettings:
-      return "Register a communication hook or a fused optimizer, and call set_static_graph() and "
-             "set_check_finite(), on all ranks before the same step. ";
+      return "Give the wrapper this setting on all ranks, before the same step. ";
     case FailureKind::kMismatch:
       break;
   }

@@ -170,7 +170,10 @@ def _watch(averaging: Averaging, module: nn.Module, output: Any) -> None:
     if (precision is not None and precision.lowered) or structure.unchanged(module):
         averaging.reducer.watch_outputs(outputs)
         return
-    averaging.reducer.watch_outputs(outputs, structure.all_replaced(module))
+    all_replaced = structure.all_replaced(module)
+    averaging.reducer.watch_outputs(outputs, all_replaced)
     replaced = structure.replaced(module)
     if replaced:
         structure.refuse_backward(module, replaced, outputs)
+    elif not all_replaced and not structure.remembers(module):
+        structure.remember(module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
 from itertools import chain
 from operator import is_
@@ -29,6 +30,18 @@ class Structure:
         self._module = reference
         module = reference()
         self._ignored = ignored
+        self._known = {id(param) for _, param in module.named_parameters()}
+        # A copy of a wrapper averages the params of the module that the script has assigned.
+        self._known.update(id(param.tensor) for param in managed)
+        self.remember(module)
+
+    def remember(self, module: nn.Module) -> None:
+        """Takes the present submodules and parameters as those that :meth:`unchanged` expects.
+
+        Args:
+            module: The module that runs. A script may assign another one to ``wrapper.module``.
+        """
+        self._remembered = weakref.ref(module)
         self._dicts: list[dict[str, Any]] = []
         self._others: list[Any] = []
         for submodule in module.modules():
@@ -36,17 +49,14 @@ class Structure:
                 (self._dicts if isinstance(container, dict) else self._others).append(container)
         self._expected = list(chain.from_iterable(map(dict.values, self._dicts)))
         self._expected_of_others = self._contents_of_others()
-        self._known = {id(param) for _, param in module.named_parameters()}
-        # A copy of a wrapper averages the params of the module that the script has assigned.
-        self._known.update(id(param.tensor) for param in managed)
+
+    def remembers(self, module: nn.Module) -> bool:
+        """Whether ``module`` was the last argument of :meth:`remember`."""
+        return self._remembered() is module
 
     def unchanged(self, module: nn.Module) -> bool:
-        """Whether ``module`` is still the wrapped one, with the same submodules and parameters.
-
-        Args:
-            module: The module that ran. A script may assign another one to ``wrapper.module``.
-        """
-        if module is not self._module():
+        """Whether ``module`` has the submodules and parameters of :meth:`remember`."""
+        if not self.remembers(module):
             return False
         if sum(map(len, self._dicts)) != len(self._expected):
             return False
@@ -90,7 +100,8 @@ class Structure:
 
         Raises:
             RuntimeError: None of ``outputs`` requires a gradient, so that no backward can be
-                refused.
+                refused. A module that a script has assigned to ``wrapper.module`` may be used
+                without a backward, to evaluate.
         """
 
         def check(_: torch.Tensor) -> None:
@@ -100,7 +111,7 @@ class Structure:
         # Attributes of a tensor of a subclass may raise.
         with torch._C.DisableTorchFunctionSubclass():
             watched = [tensor for tensor in outputs if tensor.requires_grad]
-            if not watched:
+            if not watched and module is self._module():
                 raise self._params_replaced(module, replaced)
             for tensor in watched:
                 tensor.register_hook(check)

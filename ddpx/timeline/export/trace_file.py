@@ -13,7 +13,7 @@ from ddpx.timeline.export.chrome import to_events
 from ddpx.timeline.model import Recording
 from ddpx.timeline.record.rank_data import RankData
 
-_VERSION = 1
+_VERSION = 2
 _TRACE = "trace.json"
 _UNUSABLE = (IsADirectoryError, PermissionError)
 _FILE_NAME = re.compile(r"(?:model(\d+)-)?rank\d+\.json")
