@@ -94,6 +94,12 @@ FOUND: dict[str, Program] = {
         mode="unused",
         views=True,
     ),
+    "failure before the first gradient, mixed": Program(
+        actions=(Step(local="both"), Fail(), Step(left_out=((1,), (1,))), Step()),
+        layers=(Layer(), Layer(optional=True), Layer()),
+        mode="unused",
+        mixed="bfloat16",
+    ),
     "failure in the first backward of a static graph": Program(
         actions=(Fail(), Step()),
         layers=(Layer(kind="no bias"), Layer(kind="no bias", checkpoint="reentrant", tied=True)),

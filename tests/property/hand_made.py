@@ -116,8 +116,9 @@ class HandMade(SlowDDP):
         return [n for n, p in self.managed.items() if p.requires_grad and not self.parts[n]]
 
     def forget(self) -> None:
-        """Forgets a backward that failed."""
-        self.reached.clear()
+        """Forgets a backward that failed. Without any gradient, uses before it still count."""
+        if any(self.parts.values()):
+            self.reached.clear()
         self.sum_of_weights = 0.0
 
     def average(self, has_inputs: bool = True) -> None:
