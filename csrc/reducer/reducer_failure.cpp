@@ -105,10 +105,10 @@ void Reducer::recover_in_backward() {
   if (context_.progress.phase == Phase::kFailed) {
     recover();
     context_.buckets.wait_for_streams();  // later launches wait for the current stream
-    if (context_.options.gradient_as_bucket_view && !context_.is_captured()) {
+    if (!context_.is_captured()) {
+      // Gradients may have moved, or are cast. Autograd adds to them on these streams.
       for (const auto& hook : context_.params.hooks()) {
-        if (const auto stream =
-                hook.stream()) {  // autograd adds on it to a gradient that has moved
+        if (const auto stream = hook.stream()) {
           wait_for_stream(*stream, *current_stream(stream->device()));
         }
       }
