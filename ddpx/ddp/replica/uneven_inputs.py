@@ -83,7 +83,8 @@ class UnevenInputs:
         syncs = reducer.sync_enabled
         if self._open_context is not None:
             reducer.announce_joined_step(syncs)
-        all_reduce(torch.tensor([float(syncs)], device=device), reducer.process_group)
+        # Not torch.tensor(): a graph cannot capture a copy from the host.
+        all_reduce(torch.full((1,), float(syncs), device=device), reducer.process_group)
 
     def receive_step(self, group: dist.ProcessGroup, device: torch.device) -> bool:
         """Returns, on a rank without batches, whether the next backward of the others averages."""
