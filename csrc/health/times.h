@@ -160,8 +160,8 @@ constexpr int64_t kMissingGradients = 1 * kSecond;
 constexpr int64_t kNoCalls = 2 * kSecond;  // the pause after which ranks compare recorded calls
 // Ranks that made different numbers of forwards wait for each other for this time, at least.
 constexpr int64_t kUnevenForwards = 400 * kMillisecond;
-// Ranks with different settings wait for each other for this time, at least. Calls of a hook may
-// match the calls of a rank without the hook, and take long.
+// Ranks with different settings wait for each other for this time, at least. A shorter wait may be
+// for a long call that matches.
 constexpr int64_t kUnevenSettings = 5 * kSecond;
 constexpr int64_t kStepEnd = 1 * kSecond;  // the wait for ranks that have not ended a step
 static_assert(kNoCalls > 2 * kWatchdogPeriod);

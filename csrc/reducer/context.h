@@ -69,7 +69,7 @@ struct ReducerContext {
   bool communicates() const {
     return communicates_over(*collective);
   }
-  // Whether the running or the last step, or what comes now, is captured into a graph.
+  // Whether the last forward, the running step, or the current stream is captured into a graph.
   bool is_captured() const;
   bool use_varies() const {
     return history.use_varies(options.mode);

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fault_ranks import let_meet, mark, text_of
+from fault_ranks import announce, await_announcement, let_meet, mark, text_of
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -187,6 +187,15 @@ def outcome_of(action: Callable[..., Any], *args: Any) -> Outcome:
     except Exception as error:
         kind, text = type(error).__name__, text_of(error)
     return Outcome(kind, text, time.monotonic())
+
+
+def outcome_when_all_end(train: Callable[[], None]) -> Outcome:
+    """As :func:`outcome_of`. Returns when all ranks have ended their trainings."""
+    outcome = outcome_of(train)
+    announce(f"done {dist.get_rank()}")
+    for rank in range(dist.get_world_size()):
+        await_announcement(f"done {rank}")
+    return outcome
 
 
 def outcome_unless_odd(action: Callable[..., Any], *args: Any) -> Outcome | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from fault_ranks import announce, await_announcement, let_meet, mark, run_ranks, text_of
-from mistakes import Outcome
+from fault_ranks import let_meet, mark, run_ranks
+from mistakes import Outcome, outcome_when_all_end
 from torch import nn
 
 import ddpx
@@ -30,8 +29,8 @@ WEIGHTS: dict[str, tuple[object, str]] = {
 def _train(name: str) -> Outcome:
     model = ReducerDDP(nn.Linear(4, 4), average="weights")
     let_meet(model)
-    error: Exception | None = None
-    try:
+
+    def train() -> None:
         for number in range(10):
             model.zero_grad()
             weight: object = 3
@@ -42,13 +41,8 @@ def _train(name: str) -> Outcome:
             if weight is not None:
                 ddpx.set_weight(model, weight)  # type: ignore[arg-type]
             model(torch.ones(3, 4)).sum().backward()
-    except Exception as caught:
-        error = caught
-    at_s = time.monotonic()
-    announce(f"done {dist.get_rank()}")
-    for rank in range(dist.get_world_size()):
-        await_announcement(f"done {rank}")
-    return Outcome(type(error).__name__, text_of(error) if error else "", at_s)
+
+    return outcome_when_all_end(train)
 
 
 @pytest.mark.parametrize("name", WEIGHTS)

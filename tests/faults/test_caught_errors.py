@@ -23,7 +23,7 @@ from fault_ranks import (
     run_ranks,
     text_of,
 )
-from mistakes import Outcome
+from mistakes import Outcome, outcome_when_all_end
 from torch import nn
 from torch.nn import functional
 
@@ -125,21 +125,7 @@ def _train(fault: str, mode: str, front: Callable[..., Any] = ReducerDDP) -> Out
                     FAULTS[fault][0](model)
             _step(model)
 
-    return _outcome(train)
-
-
-def _outcome(train: Callable[[], None]) -> Outcome:
-    """The error of ``train``. Returns when all ranks have ended their trainings."""
-    error: Exception | None = None
-    try:
-        train()
-    except Exception as caught:
-        error = caught
-    at_s = time.monotonic()
-    announce(f"done {dist.get_rank()}")
-    for rank in range(dist.get_world_size()):
-        await_announcement(f"done {rank}")
-    return Outcome(type(error).__name__, text_of(error) if error else "", at_s)
+    return outcome_when_all_end(train)
 
 
 def _check(endings: list[Ending], cause: str) -> None:
@@ -197,7 +183,7 @@ def _finalize_by_hand(fault: str) -> Outcome:
             _step(model)
             model.finalize_backward()
 
-    return _outcome(train)
+    return outcome_when_all_end(train)
 
 
 @pytest.mark.parametrize("fault", AT_THE_END)
@@ -232,7 +218,7 @@ def _run_out_of_batches() -> Outcome:
                 _step(model)
                 num_done += 1
 
-    return _outcome(train)
+    return outcome_when_all_end(train)
 
 
 def test_a_rank_without_batches() -> None:

@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from fault_ranks import announce, await_announcement, let_meet, mark, run_ranks, text_of
-from mistakes import Outcome
+from fault_ranks import let_meet, mark, run_ranks, text_of
+from mistakes import Outcome, outcome_when_all_end
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -28,21 +28,16 @@ def _net() -> nn.Module:
 def _train(odd: int, num_extra: int) -> Outcome:
     model = ReducerDDP(_net())
     let_meet(model)
-    kind = text = ""
-    try:
+
+    def train() -> None:
         for number in range(5):
             if number == 2:
                 mark("fault")
             for _ in range(num_extra if number == 2 and dist.get_rank() == odd else 0):
                 model(torch.ones(2, 4))
             model(torch.ones(2, 4)).sum().backward()
-    except Exception as error:
-        kind, text = type(error).__name__, text_of(error)
-    at_s = time.monotonic()
-    announce(f"done {dist.get_rank()}")
-    for rank in range(dist.get_world_size()):
-        await_announcement(f"done {rank}")
-    return Outcome(kind, text, at_s)
+
+    return outcome_when_all_end(train)
 
 
 @pytest.mark.parametrize("transport", ["auto", "group"])

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from fault_ranks import announce, await_announcement, let_meet, mark, run_ranks, text_of
-from mistakes import Outcome
+from fault_ranks import let_meet, mark, run_ranks
+from mistakes import Outcome, outcome_when_all_end
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -50,17 +50,12 @@ def _train(setting: str, odd: int, replicated: bool) -> Outcome:
     if dist.get_rank() == odd:
         SETTINGS[setting](model)
     mark("fault")
-    kind = text = ""
-    try:
+
+    def train() -> None:
         for _ in range(5):
             model(torch.ones(2, 4)).sum().backward()
-    except Exception as error:
-        kind, text = type(error).__name__, text_of(error)
-    at_s = time.monotonic()
-    announce(f"done {dist.get_rank()}")
-    for rank in range(dist.get_world_size()):
-        await_announcement(f"done {rank}")
-    return Outcome(kind, text, at_s)
+
+    return outcome_when_all_end(train)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

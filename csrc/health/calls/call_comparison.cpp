@@ -96,7 +96,8 @@ std::string different_settings(int rank, uint64_t settings, int other_rank, uint
   return text;
 }
 
-// The same for the settings of two ranks that wait in steps of the same wrapper, with the step.
+// Compares the settings of two ranks that wait in the same wrapper, in their last common step. The
+// text also has the number of this step.
 std::string different_settings_of(
     int rank, const StatusPage& own, int other_rank, const StatusPage& other) {
   const auto ours = own.activity();

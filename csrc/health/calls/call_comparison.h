@@ -1,4 +1,4 @@
-// Compares the collective calls that ranks made in a step, and describes how they differ.
+// Compares the collective calls and the settings of ranks in a step, and describes how they differ.
 #pragma once
 
 #include <functional>
