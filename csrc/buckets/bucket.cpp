@@ -8,6 +8,7 @@
 
 #include "device_stream.h"
 #include "grad_scaling.h"
+#include "normal_tensors.h"
 
 namespace ddpx {
 namespace {
@@ -65,6 +66,7 @@ void Bucket::pack_small_together(int64_t below) {
 
 void Bucket::allocate(
     Collective& collective, const std::vector<at::Tensor>& params, bool captured) {
+  const NormalTensors normal;
   const auto options = at::TensorOptions(dtypes_.summed).device(device_);
   // The memory of a backend would outlive the capture without belonging to the graph.
   buffer_ = captured ? at::empty({numel_}, options) : collective.allocate(numel_, options);
@@ -82,7 +84,6 @@ bool Bucket::ensure_memory(
     }
     return false;
   }
-  const at::NoGradGuard no_grad;
   allocate(collective, params, captured || is_capturing(device_));
   allocated_on_ = current_stream(device_);
   return true;

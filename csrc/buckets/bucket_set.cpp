@@ -1,8 +1,8 @@
 #include "bucket_set.h"
 
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
 
+#include "normal_tensors.h"
 #include "packing.h"
 #include "param_grad.h"
 
@@ -38,7 +38,7 @@ void BucketSet::take_grads(const std::vector<at::Tensor>& params) {
 }
 
 void BucketSet::clear_in_flight(const std::vector<at::Tensor>& params) {
-  const at::NoGradGuard no_grad;
+  const NormalTensors normal;
   for (const auto& bucket : buckets_) {
     if (!bucket.in_flight() || !bucket.can_hold_grads()) {
       continue;

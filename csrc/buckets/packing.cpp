@@ -13,10 +13,12 @@
 #include <string>
 
 #include "../count.h"
+#include "../errors.h"
 #include "dense_copy.h"
 #include "device_stream.h"
 #include "grad_scaling.h"
 #include "grad_values.h"
+#include "normal_tensors.h"
 #include "param_grad.h"
 #include "sparse_rows.h"
 
@@ -78,6 +80,7 @@ c10::MaybeOwned<at::Tensor> values_for(const Slot& slot, const at::Tensor& grad)
 // A gradient without values. A slot has the layout that autograd gives to a gradient of its param
 // (the "gradient layout contract" of torch/csrc/autograd/functions/accumulate_grad.h).
 at::Tensor unfilled_grad(const at::Tensor& slot, at::ScalarType dtype) {
+  const NormalTensors normal;
   return at::empty_like(slot, slot.options().dtype(dtype));
 }
 
@@ -334,6 +337,11 @@ void write_back(
     sources.push_back(from);
     return true;
   };
+  const auto fill = [&](const at::Tensor& from, const at::Tensor& to) {
+    if (!copy(from, to)) {
+      throw InternalError("new memory for the average of a gradient cannot be written");
+    }
+  };
   for (const auto* slot : slots) {
     const auto& param = params[slot->param_index];
     const auto& grad = grad_of(param);
@@ -345,7 +353,7 @@ void write_back(
     if (place == GradPlace::kInSlot) {
       mark_overwritten(*slot);
       if (!reduced.is_alias_of(slot->view)) {
-        copy(reduced, slot->view);
+        fill(reduced, slot->view);
       }
       if (!grad.defined() || !(is_alias(*slot, grad) || lies_in(*slot, grad))) {
         alias_slot(param, *slot);
@@ -353,7 +361,7 @@ void write_back(
     } else if (
         !grad.defined() || grad.scalar_type() != bucket.dtypes().averaged || !copy(reduced, grad)) {
       const auto new_grad = unfilled_grad(reduced, bucket.dtypes().averaged);
-      copy(reduced, new_grad);
+      fill(reduced, new_grad);
       replace_grad(param, new_grad);
     }
   }

@@ -65,7 +65,6 @@ std::vector<Bucket> ReducerContext::allocate(const BucketPlan& plan, Collective&
   if (!communicates_over(group)) {
     return {};
   }
-  const at::NoGradGuard no_grad;
   std::vector<Bucket> allocated;
   for (const auto& spec : plan.buckets()) {
     const bool sparse = params.metas()[spec.param_indices.front()].expect_sparse;
