@@ -210,7 +210,7 @@ def _transport(shared_memory: str, several_hosts: bool) -> str:
 
 def _hosts() -> list[list[int]]:
     """Runs on a rank. Returns the groups of ranks that share memory, as the backend found them."""
-    total = torch.ones(1000)
+    total = torch.ones(1000, device="cpu")
     dist.all_reduce(total)
     if total.ne(2).any():
         raise RuntimeError("an all-reduce of ones over two ranks did not return 2")

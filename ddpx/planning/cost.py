@@ -35,8 +35,7 @@ class ReduceCost:
                 "the cost of all-reduces needs two positive sizes and times, and one time for each "
                 f"size, but got {points}"
             )
-        self._sizes = torch.tensor([size for size, _ in points], dtype=torch.float64)
-        self._times = torch.tensor([time for _, time in points], dtype=torch.float64)
+        self._sizes, self._times = torch.tensor(points, dtype=torch.float64, device="cpu").T
         # A noisy measurement must not make a larger all-reduce the faster one.
         self._times = self._times.cummax(0).values
         self._slopes = self._times.diff() / self._sizes.diff()
@@ -56,4 +55,4 @@ class ReduceCost:
 
     def __call__(self, num_bytes: float) -> float:
         """The time in seconds of one all-reduce."""
-        return float(self.of(torch.tensor([num_bytes]))[0])
+        return float(self.of(torch.tensor([num_bytes], device="cpu"))[0])

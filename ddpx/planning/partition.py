@@ -52,9 +52,10 @@ def best_partition(gradients: Sequence[Gradient], cost: ReduceCost) -> list[int]
         [4]
     """
     count = len(gradients)
-    ends = torch.zeros(count + 1, dtype=torch.float64)
+    num_bytes = [0, *(gradient.num_bytes for gradient in gradients)]
+    sizes = torch.tensor(num_bytes, dtype=torch.float64, device="cpu").cumsum(0)
+    ends = torch.zeros_like(sizes)
     starts = [0] * (count + 1)  # of the last bucket of the best partition
-    sizes = torch.tensor([0, *(g.num_bytes for g in gradients)], dtype=torch.float64).cumsum(0)
     ready = itertools.accumulate((g.ready_s for g in gradients), max)
     for end, ready_s in enumerate(ready, start=1):
         times = ends[:end].clamp(min=ready_s) + cost.of(sizes[end] - sizes[:end])

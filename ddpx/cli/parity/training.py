@@ -69,9 +69,10 @@ def _vary(value: Any, device: torch.device) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_floating_point() or value.is_complex():
-        varied = value + torch.randn(value.shape, dtype=value.dtype)
+        varied = value + torch.randn(value.shape, dtype=value.dtype, device=value.device)
     else:  # a permutation keeps token and class numbers valid
-        varied = value.flatten()[torch.randperm(value.numel())].view_as(value)
+        places = torch.randperm(value.numel(), device=value.device)
+        varied = value.flatten()[places].view_as(value)
     return varied.to(device)
 
 

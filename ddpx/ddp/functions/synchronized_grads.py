@@ -32,7 +32,9 @@ def average_grads(
         A mean for each tensor. None if no rank used the tensor.
     """
     users = torch.tensor(
-        [[float(grad is not None), float(_is_sparse(grad))] for grad in grads], device=device
+        [[float(grad is not None), float(_is_sparse(grad))] for grad in grads],
+        dtype=torch.float32,
+        device=device,
     )
     all_reduce(users, group)
     averaged: list[torch.Tensor | None] = []

@@ -44,7 +44,7 @@ def arrivals_of(events: torch.Tensor, steps: range, num_params: int) -> list[flo
     The last part of a gradient counts. 0 for a gradient that never came.
     """
     begins: dict[int, int] = {}
-    table = torch.full((len(steps), num_params), torch.nan, dtype=torch.float64)
+    table = torch.full((len(steps), num_params), torch.nan, dtype=torch.float64, device="cpu")
     kinds = (_Kind.BACKWARD_BEGIN, _Kind.STEP_BEGIN, _Kind.GRAD_ARRIVED)
     for time, step, kind, index in _rows(events, steps, kinds):
         if kind == int(_Kind.GRAD_ARRIVED):
@@ -69,7 +69,8 @@ def _rows(
     events: torch.Tensor, steps: range, kinds: tuple[_C.EventKind, ...]
 ) -> list[tuple[int, int, int, int]]:
     """The events of these steps and kinds, in order of time."""
-    wanted = torch.isin(events[:, 2], torch.tensor([int(kind) for kind in kinds]))
+    numbers = torch.tensor([int(kind) for kind in kinds], device=events.device)
+    wanted = torch.isin(events[:, 2], numbers)
     wanted &= (events[:, 1] >= steps.start) & (events[:, 1] < steps.stop)
     rows = events[wanted]
     ordered: list[tuple[int, int, int, int]] = rows[rows[:, 0].argsort(stable=True)].tolist()

@@ -81,7 +81,7 @@ class RankData:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the data as values that JSON supports."""
-        rest = asdict(replace(self, events=torch.empty(0)))
+        rest = asdict(replace(self, events=torch.empty(0, device="cpu")))
         return {**rest, "events": self.events.tolist()}
 
     @classmethod
@@ -94,7 +94,8 @@ class RankData:
         values = dict(values)
         for key in ("param_names", "param_bytes", "param_kinds", "cores"):
             values[key] = tuple(values[key])
-        values["events"] = torch.tensor(values["events"], dtype=torch.int64).view(-1, 4)
+        events = torch.tensor(values["events"], dtype=torch.int64, device="cpu")
+        values["events"] = events.view(-1, 4)
         values["readings"] = tuple(Reading(**reading) for reading in values["readings"])
         values["plans"] = tuple(
             RawPlan(

@@ -75,7 +75,7 @@ class Recorder:
             device_error_ns=0,
             num_lost=0,
             plans=(),
-            events=torch.empty(0, 4, dtype=torch.int64),
+            events=torch.empty(0, 4, dtype=torch.int64, device="cpu"),
             param_kinds=tuple(
                 f"{str(p.tensor.dtype).removeprefix('torch.')} on {p.tensor.device}"
                 f"{', delayed' if p.delayed else ''}"
