@@ -51,6 +51,13 @@ def test_a_checkpoint_on_two_devices(device_ranks, device, world_size, mode):
 
 
 @on_devices(2)
+@pytest.mark.parametrize("mode", MODES)
+def test_backwards_in_inference_mode(device_ranks, device, world_size, mode):
+    ranks = device_ranks(device, world_size)
+    _compare(ranks, cases.backwards_in_inference_mode, device, **MODES[mode])
+
+
+@on_devices(2)
 @pytest.mark.parametrize("hook", [*cases.HOOKS, *cases.BUILTIN_HOOKS])
 @pytest.mark.parametrize("mode", ["default", "view"])
 def test_communication_hooks(device_ranks, device, world_size, mode, hook):

@@ -52,6 +52,18 @@ class _OnTwoDevices(nn.Module):
         return self.second(self.first(x.to(self.devices[0])).to(self.devices[1]))
 
 
+def backwards_in_inference_mode(device: str, **options: Any) -> State:
+    ours = ReducerDDP(layers(device), bucket_cap_mb=0.001, **options)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = loss_of(ours, batch(device, step))
+        with torch.inference_mode() if step % 2 else contextlib.nullcontext():
+            backward(loss)
+        optimizer.step()
+    return state_of(ours)
+
+
 def on_two_devices(device: str, **options: Any) -> State:
     ours = ReducerDDP(_OnTwoDevices(device), **options)
     return train(ours, device)

@@ -42,9 +42,9 @@ def _train(model: Any, steps: int, **options: Any) -> list[torch.Tensor]:
         model.zero_grad(set_to_none=step % 3 != 0)
         if step % 4 == 1:
             with model.no_sync():
-                model(torch.randn(4, 32)).square().mean().backward()
+                model(torch.randn(4, 32, device="cpu")).square().mean().backward()
         leave_out = 2 if leaves_out and step % 5 == 0 else -1
-        model(torch.randn(4, 32), leave_out).square().mean().backward()
+        model(torch.randn(4, 32, device="cpu"), leave_out).square().mean().backward()
         grads += [p.grad.clone() for p in model.module.parameters() if p.grad is not None]
     return grads
 
@@ -129,6 +129,25 @@ def test_a_timeline_has_the_plans(ranks, tmp_path):
     for recorded, of_file, report in ranks(2).run(_recorded, str(tmp_path / "steps.json")):
         assert report.final and len(report.plans) == 3
         assert recorded == of_file == report
+
+
+def _with_default_device(path: str) -> tuple[ddpx.PlanReport, int]:
+    """Nothing that ddpx computes with is on the device of the script's new tensors."""
+    module = _Layers()
+    with short_search(), torch.device("meta"):
+        model = ddpx.ReducerDDP(module, bucket_cap_mb="auto")
+        with ddpx.record(model, max_steps=2) as timeline:
+            _train(model, STEPS)
+        own_path = f"{path}-{dist.get_rank()}"
+        timeline.export_chrome_trace(own_path)
+        num_steps = len(ddpx.Timeline.load(own_path).steps)
+    return ddpx.plan_report(model), num_steps
+
+
+def test_default_device_of_the_script(ranks, tmp_path):
+    for report, num_steps in ranks(2).run(_with_default_device, str(tmp_path / "steps.json")):
+        assert report.final and len(report.plans) == 3
+        assert num_steps == 2
 
 
 def _three_ranks() -> tuple[Any, ...]:
