@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from ddpx.params.managed import ManagedParam
@@ -26,14 +27,6 @@ class DelayedParams:
     def is_used(self) -> bool:
         """Whether an argument was given."""
         return self.named_params is not None or self.trigger is not None
-
-    def check(self) -> None:
-        """Raises ValueError if one of the two arguments is given without the other."""
-        if (self.named_params is None) != (self.trigger is None):
-            raise ValueError(
-                "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the "
-                "same time. Pass both, or leave both out."
-            )
 
     def mark(self, managed: Sequence[ManagedParam]) -> tuple[list[ManagedParam], int | None]:
         """Marks the delayed parameters.
@@ -72,3 +65,43 @@ class DelayedParams:
             "delay_all_reduce_named_params": [name for name, _ in self.named_params or ()],
             "param_to_hook_all_reduce": None if self.trigger is None else names.get(self.trigger),
         }
+
+
+def delayed_params(
+    named_params: Iterable[tuple[str, nn.Parameter]] | None, trigger: nn.Parameter | None
+) -> DelayedParams:
+    """Checks the two arguments.
+
+    Raises:
+        ValueError: One of the two arguments is given without the other.
+        TypeError: ``named_params`` has no pairs of a name and a parameter.
+    """
+    if (named_params is None) != (trigger is None):
+        raise ValueError(
+            "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same "
+            "time. Pass both, or leave both out."
+        )
+    if named_params is None:
+        return DelayedParams(None, None)
+    if not isinstance(named_params, Iterable):
+        raise _no_pairs(named_params)
+    pairs = list(named_params)  # an iterator can be read only once
+    for pair in pairs:
+        if not (
+            isinstance(pair, (tuple, list))
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and isinstance(pair[1], torch.Tensor)
+        ):
+            raise _no_pairs(pair)
+    return DelayedParams(pairs, trigger)
+
+
+def _no_pairs(got: object) -> TypeError:
+    kind = type(got).__name__
+    if isinstance(got, (tuple, list)):
+        kind = f"a {kind} of ({', '.join(type(each).__name__ for each in got)})"
+    return TypeError(
+        "delay_all_reduce_named_params must be a list of pairs of a name and a parameter, but got "
+        f"{kind}. Pass (name, param) pairs of module.named_parameters()."
+    )

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from ddpx import ReducerDDP, settings
+from ddpx import ReducerDDP, bucket_plan, settings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,6 +88,29 @@ def test_delayed_params_are_params_of_the_module():
             delay_all_reduce_named_params=[("weight", model.weight)],
             param_to_hook_all_reduce=stranger,
         )
+
+
+@pytest.mark.parametrize(
+    "pairs", ["weight", 3, ["weight"], [("weight",)], [("weight", 0)], {"weight": 0}]
+)
+def test_delayed_params_are_pairs(pairs):
+    model = nn.Linear(2, 2)
+    for bad in (pairs, list(model.parameters()), [(model.weight, "weight")]):
+        with pytest.raises(TypeError, match=r"must be a list of pairs.* Pass \(name, param\)"):
+            ReducerDDP(
+                model, delay_all_reduce_named_params=bad, param_to_hook_all_reduce=model.bias
+            )
+
+
+def test_delayed_params_of_an_iterator():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    pairs = model.named_parameters()
+    wrapper = ReducerDDP(
+        model,
+        delay_all_reduce_named_params=((name, p) for name, p in pairs if name.startswith("1.")),
+        param_to_hook_all_reduce=model[0].bias,
+    )
+    assert bucket_plan(wrapper).buckets[-1] == ("1.weight", "1.bias")
 
 
 @pytest.mark.parametrize(

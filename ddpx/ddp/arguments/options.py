@@ -168,7 +168,6 @@ def make_options(
             average exists; a file has no bucket plan, or cannot be read; or arguments contradict
             each other.
     """
-    delayed.check()
     if mixed_precision is not None:
         check_config(mixed_precision, reduce_dtype, grad_dtype)
     chosen: dict[str, Any] = {name: settings.flag(name, value) for name, value in flags.items()}
