@@ -224,7 +224,17 @@ class Reducer(_C.Reducer):
         self.move_to(new_process_group)
 
     def _check_reducer_finalized(self) -> None:
-        """Has no effect: a backward that does not finish raises by itself."""
+        """Raises RuntimeError if ``finalize_backward()`` has yet to end a step.
+
+        Other steps end with their backward, or raise there.
+        """
+        if self.phase.name == "READY":
+            raise RuntimeError(
+                f"[ddpx rank {self.process_group.rank()}] Expected to have finalized the prior "
+                "backward pass before starting a new one. The gradients of that backward pass are "
+                "not averaged yet. Call finalize_backward() after backward() when "
+                "require_manual_backward_finalization is true."
+            )
 
     def _remove_autograd_hooks(self) -> None:
         self.remove_hooks()

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from manual_models import (
     DDP_HAS_IT,
+    modes,
     places,
     run_backward,
     run_step,
@@ -88,6 +89,47 @@ def _check_hooks() -> None:
 
 def test_post_sync_and_communication_hooks(ranks):
     ref.on_ranks(ranks, 2, _check_hooks)
+
+
+def _train_with_optimizer(mode: str, cls: Any, manual: bool) -> list[torch.Tensor]:
+    """With manual finalization, a hook runs the optimizer while backward goes on."""
+    model = wrap_model(cls, mode, manual)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def update(_: object = None) -> None:
+        if manual:
+            model.finalize_backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for number in range(5):
+        ref.seed(number)
+        x = torch.randn(6, 16, requires_grad=True)
+        loss = model(x).square().mean()
+        # DDP may finalize in a hook of the first step with unused parameters, ddpx may not.
+        in_hook = manual and number > 0 and not model.should_finalize_after_backward
+        if in_hook:
+            x.register_hook(update)
+        loss.backward()
+        if not in_hook:
+            update()
+    assert not manual or in_hook
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def _check_optimizer_in_hook(mode: str) -> None:
+    expected = _train_with_optimizer(mode, ReducerDDP, manual=False)
+    for cls in (ReducerDDP, DistributedDataParallel)[: 1 + DDP_HAS_IT]:
+        for ours, theirs in zip(
+            _train_with_optimizer(mode, cls, manual=True), expected, strict=True
+        ):
+            assert torch.equal(ours, theirs)
+    ref.assert_in_step()
+
+
+@modes
+def test_an_optimizer_in_the_hook_that_finalizes(ranks, mode: str):
+    ref.on_ranks(ranks, 2, _check_optimizer_in_hook, mode)
 
 
 def _check_finite_report() -> None:

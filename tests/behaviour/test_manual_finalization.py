@@ -278,6 +278,29 @@ def _check_pending_survives() -> None:
     ref.assert_in_step()
 
 
+def _check_reducer_is_finalized(cls: Any, mode: str) -> None:
+    """DDP's check, for scripts: whether the last step has ended."""
+    model = wrap_model(cls, mode, manual=True)
+    for _ in range(3):
+        run_step(model)
+        for owner in (model, model.reducer):
+            with pytest.raises(
+                RuntimeError, match=r"(?s)Expected to have fin.*finalize_backward\(\)"
+            ):
+                owner._check_reducer_finalized()
+        model.finalize_backward()
+        model._check_reducer_finalized()
+    with model.no_sync():
+        run_step(model)
+    model._check_reducer_finalized()
+
+
+@pytest.mark.parametrize("mode", ["default", "view", "static"])
+def test_check_reducer_finalized(ranks, mode: str):
+    for cls in (DistributedDataParallel, ReducerDDP) if DDP_HAS_IT else (ReducerDDP,):
+        ref.on_ranks(ranks, 2, _check_reducer_is_finalized, cls, mode)
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_refused_calls_leave_the_pending_step(ranks, world: int):
     ref.on_ranks(ranks, world, _check_pending_survives)

@@ -131,7 +131,8 @@ class DDPInterface(nn.Module, Front, TorchOnlyNames):
         self._ddp_sink_clone = val
 
     def _check_reducer_finalized(self) -> None:
-        """Has no effect: a backward that does not finish raises by itself."""
+        """Raises RuntimeError if :meth:`finalize_backward` has yet to end a step."""
+        self.reducer._check_reducer_finalized()
 
     def _get_parameters(self, m: nn.Module, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Yields the parameters of ``m``. A shared parameter occurs several times, as in DDP."""
