@@ -26,7 +26,7 @@ _ENVIRONMENT = re.compile(
     r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|LD_PRELOAD"
 )
 _BACKENDS = "torch.distributed.backends"  # the group of entry points of torch 2.14 and newer
-_WITHOUT_COUNTER = {"nccl-lazy"}  # see csrc/health_c10d/group_monitor.cpp
+_COUNTED = {"nccl", "nccl-legacy", "nccl2"}  # see csrc/health_c10d/group_monitor.cpp
 _PROBE_TIMEOUT_S = 60.0
 _DRIVER_TIMEOUT_S = 20.0
 
@@ -146,11 +146,11 @@ def _counted_calls() -> str:
     # torch registers some names only when they are used.
     names = {*dist.Backend.backend_list, *(each.name for each in entry_points(group=_BACKENDS))}
     nccl = {name for name in names if name.startswith("nccl")}
-    counted = ", ".join(["gloo", "shm", *sorted(nccl - _WITHOUT_COUNTER)])
-    if not nccl & _WITHOUT_COUNTER:
+    counted = ", ".join(["gloo", "shm", *sorted(nccl & _COUNTED)])
+    if nccl <= _COUNTED:
         return f"over {counted}"
-    others = ", ".join(sorted(nccl & _WITHOUT_COUNTER))
-    return f"over {counted}; not over {others}, for lack of a counter"
+    others = ", ".join(sorted(nccl - _COUNTED))
+    return f"over {counted}; not over {others}, for lack of a counter in C++"
 
 
 def _backends() -> str:

@@ -98,6 +98,8 @@ def _entry_points(*names: str):
         ([], "over gloo, shm, nccl"),
         (["gloo", "nccl2", "nccl-legacy"], "over gloo, shm, nccl, nccl-legacy, nccl2"),
         (["nccl2", "nccl-lazy"], "over gloo, shm, nccl, nccl2; not over nccl-lazy, for lack of"),
+        (["nccl", "nccl4py"], "over gloo, shm, nccl; not over nccl4py, for lack of"),
+        (["nccl-next"], "over gloo, shm, nccl; not over nccl-next, for lack of"),
     ],
 )
 def test_the_backends_whose_calls_are_counted(monkeypatch, names, told):
