@@ -1,6 +1,7 @@
 #include "bucket.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -129,7 +130,8 @@ void Bucket::wait_for_streams() {
 void Bucket::divide(int divisor) {
   wait_for_streams();
   const at::NoGradGuard no_grad;
-  divide_in_place(buffer_, divisor);
+  // DDP divides the parts of complex numbers here, and the numbers in divide_in_place().
+  divide_in_place(buffer_.is_complex() ? at::view_as_real(buffer_) : buffer_, divisor);
 }
 
 at::Tensor Bucket::slots_between(std::size_t first, std::size_t end) const {
