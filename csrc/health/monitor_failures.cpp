@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "../os/threads.h"
-#include "calls/call_comparison.h"
+#include "calls/uneven_waits.h"
 #include "monitor.h"
 #include "verdict/lost_ranks.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "health/calls/call_comparison.h"
+#include "health/calls/uneven_waits.h"
 #include "health/machine/page.h"
 #include "health/times.h"
 #include "health/verdict/peer_table.h"

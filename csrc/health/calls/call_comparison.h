@@ -1,4 +1,4 @@
-// Compares the collective calls and the settings of ranks in a step, and describes how they differ.
+// Compares the collective calls of ranks in a step, and describes how they differ.
 #pragma once
 
 #include <functional>
@@ -21,17 +21,6 @@ enum class Comparison { kSame, kUndecided, kDifferent };
 // rank marked its results as spoiled. `is_over`: this rank has ended the next step, so every rank
 // has ended this step. Called in every step, so copies no peers.
 Comparison compare(const PeerTable& peers, const StepCalls& ours, bool is_over);
-
-// The failure of ranks that wait for each other because they made different numbers of forwards:
-// this rank synchronizes buffers in a forward, and another rank waits for a bucket of the same step
-// after fewer forwards.
-std::optional<Failure> find_uneven_forwards(const PeerTable& peers, const StatusPage& own);
-
-// The failure of ranks that wait for each other because settings of a wrapper differ: all ranks
-// have waited for some time after `since_ns`, and this rank and another one began their last common
-// step with other settings.
-std::optional<Failure> find_uneven_settings(
-    const PeerTable& peers, const StatusPage& own, int64_t since_ns);
 
 // The calls of this rank, and of the ranks whose pages this rank can read.
 CallsByRank calls_by_rank(const PeerTable& peers, const StepCalls& ours);

@@ -12,6 +12,10 @@ std::string in_seconds(int64_t ns) {
   return out.str();
 }
 
+std::string of_wrapper(uint8_t model) {
+  return model > 0 && model < kNumModels ? " of wrapper " + std::to_string(model) : std::string();
+}
+
 void WrapperNames::add(
     uint8_t model, std::vector<std::string> params, MissingParams missing_params) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -58,8 +62,8 @@ std::string WrapperNames::describe(const Activity& activity) const {
     out << " of a wrapper that has not communicated yet";
   } else if (activity.model >= kNumModels) {
     out << " of a copied wrapper, or one made without init_sync";
-  } else if (activity.model > 0) {
-    out << " of wrapper " << int{activity.model};
+  } else {
+    out << of_wrapper(activity.model);
   }
   if (is_about_a_bucket(activity.doing)) {
     constexpr std::size_t kMost = 4;

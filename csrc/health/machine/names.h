@@ -20,6 +20,10 @@ namespace ddpx::health {
 // "0.25", "12.3", "123": seconds.
 std::string in_seconds(int64_t ns);
 
+// " of wrapper 2". Empty for the first wrapper, and for a wrapper that not all ranks constructed
+// together.
+std::string of_wrapper(uint8_t model);
+
 // Maps ranks of the group to ranks of the job.
 class RankNames {
  public:
