@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
   const auto percent = percent_of_core(10 * seconds, size);
   std::vector<StepTracker> trackers;
   for (const auto& rank : ranks) {
-    trackers.emplace_back(rank, MissingParams());
+    trackers.emplace_back(rank);
   }
   auto& own = trackers.front();
   StepGuard guard(ranks.front());

@@ -53,11 +53,9 @@ Reducer::~Reducer() {
 // Peers of this failure detector learn of this wrapper.
 void Reducer::publish_to(std::shared_ptr<health::Monitor> monitor) {
   health::StepTracker peers(
-      monitor,
-      [access = for_watchdog_] {
-        return access->with([](Reducer& reducer) { return reducer.missing_params(); });
-      },
-      context_.params.names());
+      monitor, {.params = context_.params.names(), .missing_params = [access = for_watchdog_] {
+                  return access->with([](Reducer& reducer) { return reducer.missing_params(); });
+                }});
   context_.observer.publish(
       std::move(peers), context_.params.devices(), context_.progress.num_steps);
   context_.guard = health::StepGuard(std::move(monitor));

@@ -16,7 +16,7 @@ class StepsTest : public testing::Test {
  protected:
   StepsTest() {
     for (std::size_t rank = 0; rank < 3; ++rank) {
-      trackers.emplace_back(ranks.shared(rank), MissingParams());
+      trackers.emplace_back(ranks.shared(rank));
       guards.emplace_back(ranks.shared(rank));
     }
   }
@@ -76,7 +76,7 @@ TEST_F(StepsTest, ButNotLongAndLooksAgainAStepLater) {
 
 TEST_F(StepsTest, RanksThatFrozeDifferentParamsAreTold) {
   for (std::size_t rank = 0; rank < 3; ++rank) {
-    trackers[rank] = StepTracker(ranks.shared(rank), MissingParams(), {"a", "b", "c", "d"});
+    trackers[rank] = StepTracker(ranks.shared(rank), {.params = {"a", "b", "c", "d"}});
     trackers[rank].number_as_constructed();
   }
   const auto take_step = [this](uint32_t step, const std::vector<ParamIndices>& frozen) {
@@ -188,7 +188,7 @@ class CountingRanks {
     for (const std::size_t rank : {0, 1}) {
       ranks_.make_calls(rank, sequences[rank]);
       ranks_[rank].page().begin_construction();
-      trackers.emplace_back(ranks_.shared(rank), MissingParams());
+      trackers.emplace_back(ranks_.shared(rank));
       guards.emplace_back(ranks_.shared(rank));
       trackers.back().number_as_constructed();
     }

@@ -28,7 +28,7 @@ TEST(AwakeTimeTest, TimeBeforeAStopDoesNotCount) {
 
 TEST(WrapperNamesTest, OnlyParamsOfALongBackwardAreMissing) {
   WrapperNames wrappers;
-  wrappers.add(3, {}, [] { return std::vector<std::string>{"a", "b"}; });
+  wrappers.set(3, {.missing_params = [] { return std::vector<std::string>{"a", "b"}; }});
   const Activity recent{Doing::kBackward, 3, 0, 0, now_ns()};
   const Activity late{Doing::kBackward, 3, 0, 0, now_ns() - 2 * kSecond};
   const Activity other{Doing::kBackward, 4, 0, 0, now_ns() - 2 * kSecond};

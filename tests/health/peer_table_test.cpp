@@ -147,7 +147,7 @@ TEST_F(PeerTableTest, TheLivingAreNotMissed) {
 
 TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
   child.page().publish({.doing = Doing::kHook, .bucket = 1, .step = 3});
-  peers.names().name_buckets(0, {{"a"}, {"b"}});
+  peers.names().set(0, {.buckets = {{"a"}, {"b"}}});
   child.end(SIGKILL);
   child.await_end(true);
   const auto failure = find_dead(peers, Left::kNone);

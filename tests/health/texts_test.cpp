@@ -180,7 +180,7 @@ TEST(TextsTest, SecondsHaveNoExponent) {
 TEST(TextsTest, LongListsOfNamesAreCut) {
   EXPECT_EQ(join_names({"a", "b", "c"}, 2), "'a', 'b' and 1 more");
   WrapperNames names;
-  names.name_buckets(1, {{"a"}, {"b", "c"}});
+  names.set(1, {.buckets = {{"a"}, {"b", "c"}}});
   EXPECT_EQ(
       names.describe({Doing::kWaiting, 1, 1, 3, 0}),
       "step 3, phase waiting for buckets of wrapper 1, bucket 1 ('b', 'c')");

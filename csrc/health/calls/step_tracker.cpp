@@ -23,13 +23,8 @@ uint64_t mixed(uint64_t digest, uint64_t value) {
 
 }  // namespace
 
-StepTracker::StepTracker(
-    std::shared_ptr<Monitor> monitor,
-    MissingParams missing_params,
-    std::vector<std::string> param_names)
-    : monitor_(std::move(monitor)),
-      missing_params_(std::move(missing_params)),
-      param_names_(std::move(param_names)) {
+StepTracker::StepTracker(std::shared_ptr<Monitor> monitor, WrapperNames::Names names)
+    : monitor_(std::move(monitor)), names_(std::move(names)) {
   if (monitor_) {
     set_number(kUnnumbered);
   }
@@ -51,15 +46,13 @@ void StepTracker::number_as_constructed() {
 void StepTracker::set_number(uint32_t wrapper) {
   calls_.wrapper = wrapper;
   monitor_->check_process();
-  auto& names = monitor_->peers().names();
-  names.add(model_of(wrapper), param_names_, missing_params_);
-  names.name_buckets(model_of(wrapper), names_);
+  monitor_->peers().names().set(model_of(wrapper), names_);
 }
 
-void StepTracker::name_buckets(std::vector<std::vector<std::string>> names) {
-  names_ = std::move(names);
+void StepTracker::name_buckets(std::vector<std::vector<std::string>> buckets) {
+  names_.buckets = std::move(buckets);
   if (monitor_) {
-    monitor_->peers().names().name_buckets(model_of(calls_.wrapper), names_);
+    monitor_->peers().names().set(model_of(calls_.wrapper), names_);
   }
 }
 

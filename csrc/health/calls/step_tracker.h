@@ -17,11 +17,7 @@ namespace ddpx::health {
 class StepTracker {
  public:
   StepTracker() = default;
-  // `param_names`: the names of all params of the wrapper.
-  StepTracker(
-      std::shared_ptr<Monitor> monitor,
-      MissingParams missing_params,
-      std::vector<std::string> param_names = {});
+  explicit StepTracker(std::shared_ptr<Monitor> monitor, WrapperNames::Names names = {});
 
   // After all ranks have constructed this wrapper together.
   void number_as_constructed();
@@ -74,7 +70,8 @@ class StepTracker {
     return monitor_;
   }
 
-  void name_buckets(std::vector<std::vector<std::string>> names);
+  // The names of the params of each bucket.
+  void name_buckets(std::vector<std::vector<std::string>> buckets);
 
  private:
   void set_number(uint32_t wrapper);
@@ -82,9 +79,7 @@ class StepTracker {
   Activity activity(Doing doing, std::size_t bucket) const;
 
   std::shared_ptr<Monitor> monitor_;
-  MissingParams missing_params_;
-  std::vector<std::string> param_names_;
-  std::vector<std::vector<std::string>> names_;  // of the params, by bucket
+  WrapperNames::Names names_;
   StepCalls calls_{.wrapper = kUnnumbered};
   std::size_t next_bucket_ = 0;     // the next bucket to launch
   std::optional<uint64_t> sample_;  // of the buckets of this step that are reduced

@@ -16,17 +16,9 @@ std::string of_wrapper(uint8_t model) {
   return model > 0 && model < kNumModels ? " of wrapper " + std::to_string(model) : std::string();
 }
 
-void WrapperNames::add(
-    uint8_t model, std::vector<std::string> params, MissingParams missing_params) {
+void WrapperNames::set(uint8_t model, Names names) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  auto& names = by_model_[model];
-  names.params = std::move(params);
-  names.missing_params = std::move(missing_params);
-}
-
-void WrapperNames::name_buckets(uint8_t model, std::vector<std::vector<std::string>> buckets) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  by_model_[model].buckets = std::move(buckets);
+  by_model_[model] = std::move(names);
 }
 
 std::vector<std::string> WrapperNames::params(uint8_t model) const {

@@ -72,9 +72,14 @@ using MissingParams = std::function<std::vector<std::string>()>;
 // describe the activity of another rank. Owned by the table of peers. Thread-safe.
 class WrapperNames {
  public:
-  // `params`: all params of the wrapper, by index.
-  void add(uint8_t model, std::vector<std::string> params, MissingParams missing_params);
-  void name_buckets(uint8_t model, std::vector<std::vector<std::string>> buckets);
+  struct Names {
+    std::vector<std::string> params{};                // all params of the wrapper, by index
+    std::vector<std::vector<std::string>> buckets{};  // the params of each bucket
+    MissingParams missing_params{};
+  };
+
+  // Replaces the names of an earlier wrapper with this number.
+  void set(uint8_t model, Names names);
 
   std::vector<std::string> params(uint8_t model) const;
   std::vector<std::string> params(uint8_t model, uint16_t bucket) const;
@@ -87,12 +92,6 @@ class WrapperNames {
   std::string describe_missing(const Activity& own) const;
 
  private:
-  struct Names {
-    std::vector<std::string> params{};
-    std::vector<std::vector<std::string>> buckets{};
-    MissingParams missing_params{};
-  };
-
   // A member of the names of a wrapper. Empty if the wrapper is unknown.
   template <class Member>
   Member find(uint8_t model, Member Names::* member) const {
