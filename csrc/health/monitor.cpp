@@ -115,7 +115,7 @@ void Monitor::fail(const std::string& cause, int64_t deadline_ns) {
     const Failure failure{
         FailureKind::kDead, {{rank, own.host, own.process.pid, kRaised, cause, doing}}, {}};
     const auto text = failure.encode();
-    const auto standing = table != nullptr ? table->declare(text, now_ns()) : text;
+    const auto standing = table != nullptr ? table->declare(text) : text;
     if (!on_one_host) {
       channel.post_failure(standing);
     }

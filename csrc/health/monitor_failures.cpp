@@ -103,7 +103,7 @@ void Monitor::declare(const Failure& failure) {
   const bool is_first = failure_.declare([&](Failure& own) {
     const auto standing = table == nullptr
                               ? std::nullopt
-                              : Failure::decode(table->declare(failure.encode(), now_ns()));
+                              : Failure::decode(table->declare(failure.encode()));
     own = standing.value_or(failure);
   });
   if (!is_first) {

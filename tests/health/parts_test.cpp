@@ -77,7 +77,7 @@ TEST(FindCauseTest, AFailingRankAlwaysMattersAndAFailureOfTheHostComesFirst) {
   ASSERT_TRUE(failing);
   EXPECT_EQ(failing->first_rank(), 1);
   const Failure declared{FailureKind::kMismatch, {}, "declared"};
-  ranks[1].table()->declare(declared.encode(), now_ns());
+  ranks[1].table()->declare(declared.encode());
   EXPECT_EQ(find_cause(ranks[0], Reason::kWatches, 0)->how, "declared");
 }
 

@@ -57,7 +57,7 @@ TEST(ReturnTest, AHostThatDoesNotAnswerIsLost) {
 TEST(ReturnTest, AFailureThatAnotherHostDeclaredMeanwhileComesFirst) {
   for (const bool leaves : {false, true}) {
     Returned ranks;
-    ranks[1].table()->declare("lost: 0", ranks.now_ns());
+    ranks[1].table()->declare("lost: 0");
     ranks.listen(1);
     leaves ? ranks.leave(1) : ranks.step(1);
     ranks.pass(kSecond);

@@ -97,6 +97,8 @@ class Simulation {
   void at(int64_t time_ns, std::function<void()> event) {
     events_.push({time_ns, num_events_++, std::move(event)});
   }
+  // Keeps the time at which a host has a failure for the first time.
+  void note_failure(int host, int64_t time_ns);
   // Runs `work` as the thread of a rank, and returns the thread's time afterwards.
   int64_t run_thread(int rank, const std::function<void(Store&)>& work);
   void keep(int rank);
@@ -121,7 +123,8 @@ class Simulation {
   std::mt19937_64 random_{7};
   std::vector<Rank> ranks_;
   std::vector<Introduction> introductions_;
-  std::vector<int> hosts_;  // the first rank of each
+  std::vector<int> hosts_;            // the first rank of each
+  std::vector<int64_t> declared_ns_;  // by host, when it first had a failure; 0: it has none
   std::unordered_map<std::string, std::string> texts_;
   std::unordered_map<std::string, std::vector<int>> listeners_;  // ranks by their keys
   int64_t num_requests_ = 0;
@@ -242,6 +245,7 @@ inline Simulation::Simulation(SimulationSettings settings)
     auto& rank = ranks_[static_cast<std::size_t>(number)];
     if (number % settings_.ranks_per_host == 0) {
       hosts_.push_back(number);
+      declared_ns_.push_back(0);
     }
     HostChannel::Settings of_channel;
     // Two hosts claim the same machine, as copies of a virtual machine do.
@@ -311,7 +315,16 @@ inline int64_t Simulation::run_thread(int rank, const std::function<void(Store&)
   auto& runs = ranks_[static_cast<std::size_t>(rank)];
   runs.local_ns = now_ns_;
   work(*runs.store);
+  note_failure(host_of(rank), runs.local_ns);
   return runs.local_ns;
+}
+
+inline void Simulation::note_failure(int host, int64_t time_ns) {
+  auto& declared_ns = declared_ns_[static_cast<std::size_t>(host)];
+  const auto* table = table_of(host);
+  if (declared_ns == 0 && table != nullptr && table->failure.get() != nullptr) {
+    declared_ns = time_ns;
+  }
 }
 
 // The thread of the keeper.
@@ -410,7 +423,8 @@ inline void Simulation::kill_rank(int number) {
   // The kernel tells the other ranks of the host.
   at(now_ns_ + 10 * kMillisecond, [this, number] {
     if (auto* table = table_of(host_of(number))) {
-      table->declare(encode(std::vector<int>{number}), now_ns_);
+      table->declare(encode(std::vector<int>{number}));
+      note_failure(host_of(number), now_ns_);
     }
   });
 }
@@ -445,12 +459,11 @@ inline std::vector<int> Simulation::reported(int host) const {
 inline std::optional<int64_t> Simulation::reported_ns() const {
   int64_t last_ns = 0;
   for (int host = 0; host < num_hosts(); ++host) {
-    const auto* table = table_of(host);
-    if (table != nullptr && !table->declared()) {
+    const auto declared_ns = declared_ns_[static_cast<std::size_t>(host)];
+    if (table_of(host) != nullptr && declared_ns == 0) {
       return std::nullopt;
     }
-    last_ns =
-        table == nullptr ? last_ns : std::max<int64_t>(last_ns, table->failure.get()->written_ns);
+    last_ns = std::max(last_ns, declared_ns);
   }
   return last_ns + settings_.look_ns;  // then all watchdogs have looked
 }

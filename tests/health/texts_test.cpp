@@ -55,7 +55,7 @@ TEST(TextsTest, AllRanksOfManyLostHostsFitIntoTheSlotOfAHost) {
         {rank, "a-name-of-a-host", 123456, std::string(86, 'x'), {}, std::string(110, 'y')});
   }
   const auto table = std::make_unique<HostTable>();
-  const auto found = Failure::decode(table->declare(failure.encode(), 1));
+  const auto found = Failure::decode(table->declare(failure.encode()));
   ASSERT_TRUE(found);
   std::vector<int> read;
   for (const auto& each : found->lost) {

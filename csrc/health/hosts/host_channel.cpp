@@ -103,7 +103,7 @@ HostChannel::EventKind HostChannel::handle(uint32_t number, std::string_view eve
     kind = EventKind::kUnknown;
   }
   if (kind == EventKind::kFailure) {
-    table_->declare(text, now_());
+    table_->declare(text);
     table_->failure_posted = true;
     return kind;  // the last event: no host reads a later event
   }

@@ -18,11 +18,10 @@ void HostTable::introduce(const Introduction& who, uint64_t host_of_rank) {
   }
 }
 
-std::string HostTable::declare(const std::string& record, int64_t now_ns) {
+std::string HostTable::declare(const std::string& record) {
   failure.declare([&](DeclaredFailure& draft) {
     draft.num_bytes = static_cast<uint32_t>(std::min(record.size(), draft.bytes.size()));
     std::memcpy(draft.bytes.data(), record.data(), draft.num_bytes);
-    draft.written_ns = now_ns;
   });
   return declared().value_or(record);
 }

@@ -39,7 +39,6 @@ struct HostTable {
 
   // The failure that a rank of the host declared first. All ranks of the host report it.
   struct DeclaredFailure {
-    int64_t written_ns;
     uint32_t num_bytes;
     std::array<char, 16384> bytes;  // of Failure::encode(), cut off
   };
@@ -81,7 +80,7 @@ struct HostTable {
 
   // Declares a failure, unless another rank of the host has declared a failure. Returns the first
   // failure. Waits as FirstRecord does.
-  std::string declare(const std::string& record, int64_t now_ns);
+  std::string declare(const std::string& record);
 
   // The first failure.
   std::optional<std::string> declared() const;
