@@ -138,7 +138,7 @@ void Monitor::leave() {
   try {
     state_->publish_calls();
     page().view().device.forget();
-    page().leave();
+    page().end_as(Presence::kLeft);
     state_->meet();  // other hosts may have become known
     const int rank = state_->group.rank;
     const bool serves_store = peers().store_rank() == rank;

@@ -101,9 +101,8 @@ void Monitor::declare(const Failure& failure) {
   auto* table = state_->table();
   // If another rank of the host has declared a failure, this rank takes over that failure.
   const bool is_first = failure_.declare([&](Failure& own) {
-    const auto standing = table == nullptr
-                              ? std::nullopt
-                              : Failure::decode(table->declare(failure.encode()));
+    const auto standing =
+        table == nullptr ? std::nullopt : Failure::decode(table->declare(failure.encode()));
     own = standing.value_or(failure);
   });
   if (!is_first) {

@@ -105,7 +105,7 @@ void Watchdog::await_event() {
 void Watchdog::answer_sigterm() {
   const auto all = monitors();
   for (const auto& monitor : all) {
-    monitor->page().mark_terminated();
+    monitor->page().end_as(Presence::kTerminated);
   }
   const auto any_failed = [&all] {
     for (const auto& monitor : all) {

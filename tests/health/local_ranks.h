@@ -143,7 +143,7 @@ class Ranks {
   }
   // Ends the threads of a rank, as if its machine were lost.
   void lose(std::size_t rank) {
-    monitors_[rank]->page().mark_terminated();  // so that it does not leave
+    monitors_[rank]->page().end_as(Presence::kTerminated);  // so that it does not leave
     monitors_[rank].reset();
   }
   void await_delivery(std::size_t rank) {

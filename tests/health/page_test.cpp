@@ -85,13 +85,13 @@ TEST(PageTest, OnlyTheFirstEndCounts) {
   OwnPage page(1, /*world_size=*/1);
   page.fail("first", /*blames_peer=*/false);
   page.fail("second", /*blames_peer=*/true);
-  page.leave();
+  page.end_as(Presence::kLeft);
   EXPECT_EQ(page.view().presence(), Presence::kFailing);
   EXPECT_EQ(page.view().cause.read(), "first");
   EXPECT_FALSE(page.view().blames_peer);
 
   OwnPage other(2, /*world_size=*/1);
-  other.leave();
+  other.end_as(Presence::kLeft);
   EXPECT_EQ(other.view().presence(), Presence::kLeft);
   other.fail("late", /*blames_peer=*/true);
   EXPECT_EQ(other.view().presence(), Presence::kFailing);
@@ -99,8 +99,8 @@ TEST(PageTest, OnlyTheFirstEndCounts) {
 
 TEST(PageTest, WhoWasToldToEndMayStillFail) {
   OwnPage page(1, /*world_size=*/1);
-  page.mark_terminated();
-  page.leave();
+  page.end_as(Presence::kTerminated);
+  page.end_as(Presence::kLeft);
   EXPECT_EQ(page.view().presence(), Presence::kTerminated);
   page.fail("ValueError: no", /*blames_peer=*/false);
   EXPECT_EQ(page.view().presence(), Presence::kFailing);

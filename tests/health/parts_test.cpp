@@ -55,7 +55,7 @@ struct TwoRanks {
 
 TEST(FindCauseTest, ARankThatHasLeftMattersIfItIsMissing) {
   TwoRanks ranks;
-  ranks[1].page.leave();
+  ranks[1].page.end_as(Presence::kLeft);
   ranks[0].page.publish({.doing = Doing::kWaiting, .step = 3});
   EXPECT_FALSE(find_cause(ranks[0], Reason::kWatches, 0));
   EXPECT_FALSE(find_cause(ranks[0], Reason::kHasNoLease, now_ns()));
@@ -66,7 +66,7 @@ TEST(FindCauseTest, ARankThatHasLeftMattersIfItIsMissing) {
   ranks[1].page.publish({.doing = Doing::kOutside, .step = 4});  // it has done its part
   EXPECT_FALSE(find_cause(ranks[0], Reason::kWaits, now_ns() - kSecond));
   EXPECT_TRUE(find_cause(ranks[0], Reason::kCallFailed, now_ns()));
-  ranks[0].page.mark_terminated();
+  ranks[0].page.end_as(Presence::kTerminated);
   EXPECT_FALSE(find_cause(ranks[0], Reason::kCallFailed, now_ns()));
 }
 

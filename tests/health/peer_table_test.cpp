@@ -232,7 +232,7 @@ TEST_F(PeerTableTest, WhoFailsBecauseOfAnotherIsNoReasonUntilItIsGone) {
 }
 
 TEST_F(PeerTableTest, LeavingIsNoDeathUnlessAsked) {
-  child.page().leave();
+  child.page().end_as(Presence::kLeft);
   EXPECT_FALSE(find_dead(peers, Left::kNone));
   const auto failure = find_dead(peers, Left::kAll);
   ASSERT_TRUE(failure);
@@ -240,7 +240,7 @@ TEST_F(PeerTableTest, LeavingIsNoDeathUnlessAsked) {
 }
 
 TEST_F(PeerTableTest, WhoWasToldToEndIsNoReasonUnlessSomebodyWaits) {
-  child.page().mark_terminated();
+  child.page().end_as(Presence::kTerminated);
   EXPECT_FALSE(find_dead(peers, Left::kAll));
   child.end(SIGTERM);
   child.await_end(true);
@@ -251,7 +251,7 @@ TEST_F(PeerTableTest, WhoWasToldToEndIsNoReasonUnlessSomebodyWaits) {
 }
 
 TEST_F(PeerTableTest, WhoLeavesWithAnErrorIsNoGoodEnd) {
-  child.page().leave();
+  child.page().end_as(Presence::kLeft);
   EXPECT_EQ(find_dead(peers, Left::kAll)->kind, FailureKind::kLeft);
   child.end(SIGKILL);  // as good as an exit code
   child.await_end(true);

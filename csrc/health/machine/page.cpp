@@ -75,14 +75,6 @@ void OwnPage::end_as(Presence presence) {
   page_->state.compare_exchange_strong(there, presence);
 }
 
-void OwnPage::leave() {
-  end_as(Presence::kLeft);
-}
-
-void OwnPage::mark_terminated() {
-  end_as(Presence::kTerminated);
-}
-
 void OwnPage::fail(const std::string& cause, bool blames_peer) {
   if (page_->presence() == Presence::kFailing) {
     return;

@@ -119,13 +119,10 @@ class OwnPage {
   void go_on();
 
   // The first state other than kThere stays, except that kFailing replaces any other state.
-  void leave();
-  void mark_terminated();
+  void end_as(Presence presence);  // kLeft or kTerminated
   void fail(const std::string& cause, bool blames_peer);
 
  private:
-  void end_as(Presence presence);
-
   os::UniqueFd fd_;
   std::shared_ptr<StatusPage> page_;
   std::atomic<uint32_t> num_constructions_{0};
