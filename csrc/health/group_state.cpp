@@ -131,16 +131,10 @@ void GroupState::meet(
 void GroupState::meet() {
   if (const auto table = channel->channel().table()) {
     peers.meet(table, own.process);
-    has_lease_ = table->stage == HostTable::Stage::kManyHosts;
   }
 }
 
 // ---- hosts -------------------------------------------------------------------------------------
-
-bool GroupState::is_on_one_host() const {
-  const auto* known = table();
-  return known != nullptr && known->stage == HostTable::Stage::kOneHost;
-}
 
 void GroupState::publish_to_hosts() {
   if (auto* known = table()) {

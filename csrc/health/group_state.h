@@ -66,10 +66,14 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   HostTable* table() const {
     return channel->table();
   }
-  bool is_on_one_host() const;  // whether all ranks are on one host
-  // Whether there are several hosts. One atomic load.
+  // kGathering before the host of this rank is decided.
+  HostTable::Stage stage() const {
+    const auto* known = table();
+    return known == nullptr ? HostTable::Stage::kGathering : known->stage.load();
+  }
+  // Whether there are several hosts.
   bool has_lease() const {
-    return has_lease_.load(std::memory_order_relaxed);
+    return stage() == HostTable::Stage::kManyHosts;
   }
   // Writes this rank's activity and number of calls into the table of its host, for other hosts.
   void publish_to_hosts();
@@ -104,7 +108,6 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   class Probe;
 
   std::atomic<bool> has_met_{false};  // in a collective call
-  std::atomic<bool> has_lease_{false};
 };
 
 }  // namespace ddpx::health

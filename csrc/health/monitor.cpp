@@ -108,7 +108,7 @@ void Monitor::fail(const std::string& cause, int64_t deadline_ns) {
   const auto known = failure_.get();
   page().fail(cause, /*blames_peer=*/known && !known->lost.empty());
   auto* table = state_->table();
-  const bool on_one_host = state_->is_on_one_host();
+  const bool on_one_host = state_->stage() == HostTable::Stage::kOneHost;
   if (!known) {
     const auto& own = state_->own;
     const auto doing = peers().names().describe(state_->activity());
@@ -139,14 +139,15 @@ void Monitor::leave() {
     state_->publish_calls();
     page().view().device.forget();
     page().end_as(Presence::kLeft);
-    state_->meet();  // other hosts may have become known
-    const int rank = state_->group.rank;
-    const bool serves_store = peers().store_rank() == rank;
-    if (auto* table = state_->table()) {
-      state_->publish_to_hosts();
-      table->rank(rank).has_left = true;  // last: readers then have the last activity
+    auto* table = state_->table();
+    if (table == nullptr) {
+      return;
     }
-    const bool is_keeper = state_->has_lease() && state_->table()->keeper_plus_1 == rank + 1;
+    const int rank = state_->group.rank;
+    state_->publish_to_hosts();
+    table->rank(rank).has_left = true;  // last: readers then have the last activity
+    const bool serves_store = peers().store_rank() == rank;
+    const bool is_keeper = table->keeper_plus_1 == rank + 1;
     if (state_->has_lease() && !failed() && (serves_store || is_keeper)) {
       state_->channel->leave(serves_store);
     }
@@ -172,7 +173,7 @@ bool Monitor::must_be_read(int64_t deadline_ns) const {
   const bool serves_store = peers().store_rank() == state_->group.rank;
   const auto presence = page().view().presence();
   if (presence == Presence::kFailing) {
-    return serves_store && !state_->is_on_one_host();
+    return serves_store && state_->stage() != HostTable::Stage::kOneHost;
   }
   return presence == Presence::kLeft && state_->channel->flush(deadline_ns) && serves_store &&
          state_->has_lease();

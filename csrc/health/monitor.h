@@ -59,7 +59,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void explain_error(const std::string& said);
 
   // Waits while other hosts may have declared this host lost. Raises if they have, or if the store
-  // does not answer. One atomic load if all ranks are on one host.
+  // does not answer. Returns at once if all ranks are on one host.
   void await_lease();
 
   // The main thread has raised the failure between calls of ddpx; see health::interrupt.

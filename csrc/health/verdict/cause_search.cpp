@@ -79,7 +79,7 @@ std::optional<Failure> find_silent_or_unknown(const GroupState& state, int64_t s
 std::optional<Failure> find_lost_store(const GroupState& state, StoreState least) {
   const auto store = state.channel->store_state();
   const auto* table = state.table();
-  const auto stage = table == nullptr ? HostTable::Stage::kGathering : table->stage.load();
+  const auto stage = state.stage();
   if (store < least || stage == HostTable::Stage::kOneHost ||
       (table != nullptr && table->store_may_end)) {
     return std::nullopt;
