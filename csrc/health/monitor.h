@@ -109,7 +109,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void check_self();
   void find_cause_of_error(const std::string& said);
   bool explain_error_of_backend();
-  void await_abort() const;
 
   const uint64_t forks_;  // when this was made
   const std::shared_ptr<GroupState> state_;

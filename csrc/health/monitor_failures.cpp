@@ -79,15 +79,12 @@ void Monitor::raise_if_failed(const std::string& said) {
             std::to_string(failure.first_rank()),
         /*blames_peer=*/true);
   }
-  await_abort();
-  raise(*found);
-}
-
-void Monitor::await_abort() const {
-  while (state_->group.on_device && !state_->abort->has_ended &&
-         (failed_ns_ == 0 || now_ns() - failed_ns_ < times::kMostAbort)) {
-    std::this_thread::sleep_for(std::chrono::nanoseconds(times::kFailurePoll));
+  if (state_->group.on_device) {
+    poll_until(failed_ns_ + times::kMostAbort, times::kFailurePoll, [this] {
+      return state_->abort->has_ended.load();
+    });
   }
+  raise(*found);
 }
 
 void Monitor::raise_mismatch(Failure mismatch) {
@@ -104,11 +101,11 @@ void Monitor::declare(const Failure& failure) {
     const auto standing =
         table == nullptr ? std::nullopt : Failure::decode(table->declare(failure.encode()));
     own = standing.value_or(failure);
+    failed_ns_ = now_ns();
   });
   if (!is_first) {
     return;
   }
-  failed_ns_ = now_ns();
   log_failure();  // before the abort: the stack of this rank shows the calls that the abort ends
   start_abort();
   if (table == nullptr) {
@@ -229,7 +226,7 @@ void Monitor::find_cause_of_error(const std::string& said) {
     // If there are many hosts or ranks, the keeper reads their states less often.
     const auto* table = state_->table();
     const int64_t read = table != nullptr ? table->between_reads_ns.load() : 0;
-    const bool all_had_time = lasted > search.until_all_had_time + read && !awaits_store;
+    const bool all_had_time = lasted > times::kAllHadTime + read && !awaits_store;
     // Ranks that are silent or unknown when a wait is given up may only be late.
     const auto reason = all_had_time && !timed_out ? Reason::kAllHadTime : Reason::kCallFailed;
     if (auto failure = find_cause(*state_, reason, start)) {

@@ -118,13 +118,12 @@ static_assert(kFastWriting > kHostSilence);
 // The durations of the search for the cause of an error. gloo may report the end of a connection
 // before the kernel has ended the process. Messages of other hosts need the store.
 struct SearchTimes {
-  int64_t until_all_had_time;  // for other ranks, to publish a cause that only they know
   int64_t on_one_host;
   int64_t between_hosts;
 };
-constexpr SearchTimes kAfterTimeout{200 * kMillisecond, 200 * kMillisecond, 2500 * kMillisecond};
-constexpr SearchTimes kOutsideStep{500 * kMillisecond, 500 * kMillisecond, 5500 * kMillisecond};
-constexpr SearchTimes kConnectionLost{500 * kMillisecond, 800 * kMillisecond, 6000 * kMillisecond};
+constexpr SearchTimes kAfterTimeout{200 * kMillisecond, 2500 * kMillisecond};
+constexpr SearchTimes kOutsideStep{500 * kMillisecond, 5500 * kMillisecond};
+constexpr SearchTimes kConnectionLost{800 * kMillisecond, 6000 * kMillisecond};
 // A timeout ends the wait of one rank, and breaks the connections of the others. Ranks that timed
 // out report first.
 static_assert(kAfterTimeout.on_one_host < kOutsideStep.on_one_host);
@@ -133,6 +132,7 @@ static_assert(kOutsideStep.on_one_host < kConnectionLost.on_one_host);
 static_assert(kOutsideStep.between_hosts >= kHostSilence + kReadIsOld + kFastPeriod);
 static_assert(kConnectionLost.between_hosts > kOutsideStep.between_hosts);
 
+constexpr int64_t kAllHadTime = 500 * kMillisecond;  // to publish a cause that few ranks know
 constexpr int64_t kLeastTimeout = 1 * kSecond;       // the shortest wait that a timeout can end
 constexpr int64_t kSlowStore = 3500 * kMillisecond;  // the wait for a store that is slow
 constexpr int64_t kEndedStore = 500 * kMillisecond;  // the search goes on without the store

@@ -14,7 +14,7 @@
 
 namespace ddpx::health {
 
-// Owned by the monitor. Thread-safe. No method waits.
+// Owned by GroupState. Thread-safe. No method waits.
 class PeerTable {
  public:
   using Peers = std::vector<std::shared_ptr<Peer>>;
