@@ -4,7 +4,6 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "../count.h"
 #include "../os/error.h"
@@ -23,21 +22,22 @@ enum class ErrorKind : int {
 
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, const std::string& text, std::vector<int> culprits = {})
-      : std::runtime_error(text), kind_(kind), culprits_(std::move(culprits)) {}
+  Error(ErrorKind kind, const std::string& text, int culprit = -1)
+      : std::runtime_error(text), kind_(kind), culprit_(culprit) {}
 
   ErrorKind kind() const {
     return kind_;
   }
 
-  // The ranks of the whole group that caused the error: lost ranks, missing ranks. May be empty.
-  const std::vector<int>& culprits() const {
-    return culprits_;
+  // The rank of the whole group that caused the error: a lost rank, or the first missing rank. -1
+  // if no rank is known.
+  int culprit() const {
+    return culprit_;
   }
 
  private:
   ErrorKind kind_;
-  std::vector<int> culprits_;
+  int culprit_;
 };
 
 // "[ddpx shm rank R, phase P] ". `name` is that of the rank: "rank R".

@@ -5,6 +5,10 @@
 
 namespace ddpx::shm {
 
+Failure failure_of(const Error& error) {
+  return {error.kind(), without_opening(error.what()), error.culprit()};
+}
+
 bool has_failed(const FirstFailure& first) noexcept {
   return first.get() != nullptr;
 }

@@ -17,6 +17,9 @@ struct Failure {
   int culprit = -1;  // the rank that caused the failure, or -1
 };
 
+// Without the opening of the error.
+Failure failure_of(const Error& error);
+
 // Declares a failure. Returns false if another failure is the first. Allocates no memory.
 bool record_failure(
     FirstFailure& first, ErrorKind kind, std::string_view text, int culprit) noexcept;

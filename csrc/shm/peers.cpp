@@ -80,7 +80,7 @@ Error Peers::lost(int index) const {
       ErrorKind::kPeerLost,
       name_of(index) + " " + loss_of(index).value_or("closed its connection") +
           ". See the output of that rank.",
-      {rank_of(index)});
+      rank_of(index));
 }
 
 // Peers may wait until their memory files are received, since the kernel limits the number of files
@@ -130,7 +130,7 @@ std::byte* Peers::locate(
             " bytes at offset " + std::to_string(buffer.offset) + " of a segment of " +
             std::to_string(segment.num_bytes()) +
             " bytes. Its memory is corrupt: look for code that writes out of bounds.",
-        {rank_of(index)});
+        rank_of(index));
   }
   return segment.data() + buffer.offset;
 }

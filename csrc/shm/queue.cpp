@@ -161,7 +161,7 @@ void OperationQueue::finish(const StatePtr& state, std::exception_ptr error, Loc
 Error OperationQueue::fail(const Failure& failure, const std::string& phase) {
   const Lock lock(mutex_);
   if (closed_) {
-    return Error(failure.kind, "[ddpx shm] " + failure.text, {failure.culprit});
+    return Error(failure.kind, "[ddpx shm] " + failure.text, failure.culprit);
   }
   return team_->steps().fail(failure, phase);
 }

@@ -42,13 +42,13 @@ std::string random_token() {
   return token;
 }
 
-Error invalid(const std::string& what, std::vector<int> culprits = {}) {
+Error invalid(const std::string& what, int culprit = -1) {
   return Error(
       ErrorKind::kSystem,
       "[ddpx shm] the store has an invalid " + what +
           ". All ranks must use the same version of ddpx, and no other program may use this part "
           "of the store.",
-      std::move(culprits));
+      culprit);
 }
 
 // One rank's side of the rendezvous. Lives on the stack of run_rendezvous(); one thread uses it.
@@ -68,8 +68,7 @@ class Rendezvous {
     try {
       return take_part();
     } catch (const Error& error) {
-      const auto& culprits = error.culprits();
-      tell(culprits.empty() ? rank_ : culprits.front(), error.what());
+      tell(error.culprit() < 0 ? rank_ : error.culprit(), error.what());
       throw;
     } catch (const std::exception& error) {
       tell(rank_, error.what());
@@ -176,7 +175,7 @@ class Rendezvous {
     char* end = nullptr;
     const auto culprit = static_cast<int>(std::strtol(answer.c_str() + 1, &end, 10));
     throw Error(
-        ErrorKind::kPeerLost, opening(names_.name({rank_}), "rendezvous") + (end + 1), {culprit});
+        ErrorKind::kPeerLost, opening(names_.name({rank_}), "rendezvous") + (end + 1), culprit);
   }
 
   // Empty if the store is gone.
@@ -201,7 +200,7 @@ class Rendezvous {
             std::to_string(options_.timeout.count()) + " ms" + (cause.empty() ? "" : ": " + cause) +
             ". See the output of " + (ranks.size() == 1 ? "that rank" : "those ranks") +
             ": it may have died, or never started.",
-        ranks);
+        ranks.empty() ? -1 : ranks.front());
   }
 
   // ---- connections -------------------------------------------------------------------------
@@ -212,7 +211,7 @@ class Rendezvous {
       Endpoint endpoint;
       words >> endpoint.socket_name >> endpoint.token;
       if (endpoint.token.size() != kTokenBytes) {
-        throw invalid("endpoint of " + names_.name({rank}), {rank});
+        throw invalid("endpoint of " + names_.name({rank}), rank);
       }
       endpoints_.emplace(rank, std::move(endpoint));
     }

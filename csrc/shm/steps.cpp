@@ -166,14 +166,10 @@ void Steps::check_peers(const WaitContext& context) {
 }
 
 Error Steps::error_of(const Failure& failure, const std::string& phase) const {
-  std::vector<int> culprits;
-  if (failure.culprit >= 0) {
-    culprits.push_back(failure.culprit);
-  }
   return Error(
       failure.kind,
       opening(peers_.name_of(peers_.own_index()), phase) + failure.text,
-      std::move(culprits));
+      failure.culprit);
 }
 
 Error Steps::fail(const Failure& failure, const std::string& phase) {

@@ -64,11 +64,12 @@ void Team::take_first_step(const Call& call, uint64_t sequence) {
 // The failure that all ranks report for an error of this rank. This rank is the culprit unless the
 // error names other ranks.
 Failure Team::failure_of(const Error& error) const {
-  const auto text = without_opening(error.what());
-  if (!error.culprits().empty()) {
-    return {error.kind(), text, error.culprits().front()};
+  auto failure = shm::failure_of(error);
+  if (failure.culprit < 0) {
+    failure.text = peers_.name_of(own_index()) + ": " + failure.text;
+    failure.culprit = peers_.rank_of(own_index());
   }
-  return {error.kind(), peers_.name_of(own_index()) + ": " + text, peers_.rank_of(own_index())};
+  return failure;
 }
 
 void Team::execute(const Call& call) {

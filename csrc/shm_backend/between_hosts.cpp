@@ -308,7 +308,7 @@ void BetweenHosts::fail(const shm::Failure& failure) {
     if (failure_) {
       return;
     }
-    failure_ = {first.kind(), shm::without_opening(first.what())};
+    failure_ = shm::failure_of(first);
     lanes = std::exchange(lanes_, std::vector<Lane>(lane_ranks_.size()));
   }
   changed_.notify_all();
@@ -326,8 +326,7 @@ void BetweenHosts::fail_with(const std::exception_ptr& error) noexcept {
     }
   } catch (const shm::Error& cause) {
     try {
-      const int culprit = cause.culprits().empty() ? -1 : cause.culprits().front();
-      return fail({cause.kind(), shm::without_opening(cause.what()), culprit});
+      return fail(shm::failure_of(cause));
     } catch (...) {
       // no memory, see below
     }

@@ -30,7 +30,7 @@ TEST(MismatchTest, NamesBothOperationsOnAllRanks) {
         << error.what();
     EXPECT_TRUE(contains(error.what(), "rank 2 called all_reduce #0 (SUM of 11 float32"))
         << error.what();
-    EXPECT_EQ(error.culprits(), std::vector<int>{2});
+    EXPECT_EQ(error.culprit(), 2);
     const auto again = caught([&] { rank.group.run(barrier_call()); });
     EXPECT_EQ(again.kind(), ErrorKind::kMismatch);
   });
@@ -179,7 +179,7 @@ TEST(OtherMeansTest, AFailureOfOneRankIsHeardByAll) {
     }
     const auto failure = rank.group.failure("gather");
     ASSERT_TRUE(failure.has_value());
-    EXPECT_EQ(failure->culprits(), std::vector<int>{2});
+    EXPECT_EQ(failure->culprit(), 2);
     const auto later = rank.group.fail({ErrorKind::kTimeout, "too late", 0}, "reduce");
     EXPECT_TRUE(contains(later.what(), "phase reduce] rank 2 is gone")) << later.what();
     EXPECT_EQ(caught([&] { rank.group.run(barrier_call()); }).kind(), ErrorKind::kPeerLost);
@@ -244,7 +244,7 @@ TEST(CorruptionTest, ABufferOutsideItsSegmentIsAnError) {
   for (const auto offset : {segment_bytes - 999, segment_bytes + 1, ~std::size_t{0} - 10}) {
     const auto error = caught([&] { peers.locate(1, {location.segment, offset}, 1000, no_check); });
     EXPECT_EQ(error.kind(), ErrorKind::kSystem) << offset;
-    EXPECT_EQ(error.culprits(), std::vector<int>{1});
+    EXPECT_EQ(error.culprit(), 1);
   }
   owner.join();
   arena.free(block);

@@ -43,7 +43,7 @@ TEST(RendezvousTest, NamesTheRankThatDoesNotCome) {
   const auto error = error_of_group(channel, 0, 2, options);
   EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
   EXPECT_TRUE(contains(error.what(), "rank 1 did not")) << error.what();
-  EXPECT_EQ(error.culprits(), std::vector<int>{1});
+  EXPECT_EQ(error.culprit(), 1);
 }
 
 // A rank fails before it has come to the first meeting.
@@ -58,7 +58,7 @@ TEST(RendezvousTest, OtherRanksHearOfAnErrorAtItsBeginning) {
   EXPECT_EQ(first.kind(), ErrorKind::kSystem) << first.what();
   const auto error = error_of_group(channel, 0, 2);
   EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
-  EXPECT_EQ(error.culprits(), std::vector<int>{1});
+  EXPECT_EQ(error.culprit(), 1);
   EXPECT_TRUE(contains(error.what(), "rank 1 failed: ")) << error.what();
 }
 
@@ -98,7 +98,7 @@ TEST(RendezvousTest, OtherRanksQuoteTheErrorOfARank) {
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
-  EXPECT_EQ(error.culprits(), std::vector<int>{1});
+  EXPECT_EQ(error.culprit(), 1);
   EXPECT_TRUE(contains(error.what(), "rank 1 failed: could not allocate")) << error.what();
 }
 
