@@ -48,17 +48,15 @@ HomeSegment HomeSegment::create(
   });
   auto& home = *new (&segment.home()) Home();
   home.version = kLayoutVersion;
-  home.rank = rank;
   home.one_shot_bytes = sizes.one_shot_bytes;
   home.piece_bytes = sizes.piece_bytes;
   std::memcpy(home.token, token.data(), std::min(token.size(), kTokenBytes));
   home.cpu_limits = os::cpu_limits();
-  home.magic = kHomeMagic;
   return segment;
 }
 
 std::shared_ptr<HomeSegment> HomeSegment::open(
-    os::UniqueFd fd, int rank, const HomeSizes& wanted_sizes, const std::string& token) {
+    os::UniqueFd fd, const HomeSizes& wanted_sizes, const std::string& token) {
   const auto sizes = aligned(wanted_sizes);
   std::shared_ptr<os::Mapping> mapping;
   try {
@@ -70,9 +68,9 @@ std::shared_ptr<HomeSegment> HomeSegment::open(
     return nullptr;
   }
   const auto& home = *reinterpret_cast<const Home*>(mapping->data());
-  if (home.magic != kHomeMagic || home.version != kLayoutVersion || home.rank != rank ||
-      home.one_shot_bytes != sizes.one_shot_bytes || home.piece_bytes != sizes.piece_bytes ||
-      token.size() != kTokenBytes || std::memcmp(home.token, token.data(), kTokenBytes) != 0) {
+  if (home.version != kLayoutVersion || home.one_shot_bytes != sizes.one_shot_bytes ||
+      home.piece_bytes != sizes.piece_bytes || token.size() != kTokenBytes ||
+      std::memcmp(home.token, token.data(), kTokenBytes) != 0) {
     return nullptr;
   }
   return std::shared_ptr<HomeSegment>(new HomeSegment(os::UniqueFd(), std::move(mapping), sizes));

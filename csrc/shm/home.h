@@ -24,10 +24,10 @@ class HomeSegment {
   static HomeSegment create(
       int rank, const HomeSizes& sizes, const std::string& token, std::size_t num_local_ranks);
 
-  // Maps the segment of a peer. Returns null unless the file is the home of that rank, with that
-  // token and these sizes.
+  // Maps the segment of a peer. Returns null unless the file is a home with that token and these
+  // sizes.
   static std::shared_ptr<HomeSegment> open(
-      os::UniqueFd fd, int rank, const HomeSizes& sizes, const std::string& token);
+      os::UniqueFd fd, const HomeSizes& sizes, const std::string& token);
 
   Home& home() const {
     return *reinterpret_cast<Home*>(mapping_->data());

@@ -21,8 +21,7 @@
 namespace ddpx::shm {
 
 constexpr std::size_t kLine = 64;  // size of a cache line
-constexpr uint64_t kHomeMagic = 0x6464'7078'2d73'686d;
-constexpr uint32_t kLayoutVersion = 4;
+constexpr uint32_t kLayoutVersion = 5;
 constexpr std::size_t kTokenBytes = 32;
 
 // A rank can be one operation ahead of another rank (see steps.h), so two would be enough.
@@ -72,12 +71,10 @@ struct SharedState {
 };
 
 struct Home {
-  uint64_t magic;
   uint32_t version;
-  int32_t rank;
   uint64_t one_shot_bytes;
   uint64_t piece_bytes;
-  char token[kTokenBytes];
+  char token[kTokenBytes];  // random, and different for each rank
   os::CpuLimits cpu_limits;
   alignas(kLine) std::atomic<bool> has_left;  // the owner has left the group
   alignas(kLine) os::Word steps;              // number of steps at which the owner has arrived

@@ -281,7 +281,7 @@ class Rendezvous {
       }
       if (auto message = connection.receive(Clock::now() + slice)) {
         homes_[rank] =
-            HomeSegment::open(message->take_fd(), rank, options_.sizes, endpoints_.at(rank).token);
+            HomeSegment::open(message->take_fd(), options_.sizes, endpoints_.at(rank).token);
       } else if (connection.hung_up()) {
         homes_[rank] = nullptr;
       } else if (Clock::now() >= deadline_) {
