@@ -44,6 +44,9 @@ class Group {
     return topology_;
   }
 
+  // Whether this process was forked off from the one that made the group.
+  bool is_forked() const;
+
   // Throws kMisuse in a forked child, which would take the place of its parent in a call.
   void check_process() const;
 
@@ -89,8 +92,6 @@ class Group {
   }
 
  private:
-  bool is_forked() const;
-
   int rank_;
   uint64_t num_forks_;
   Topology topology_;

@@ -3,7 +3,6 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -87,8 +86,7 @@ std::vector<std::vector<int>> lanes_between(const shm::Topology& topology) {
 
 BetweenHosts::BetweenHosts(
     std::shared_ptr<shm::Group> reducing, std::shared_ptr<shm::Group> passing, int rank)
-    : owner_(getpid()),
-      rank_(rank),
+    : rank_(rank),
       lane_ranks_(lanes_between(reducing->topology())),
       reducing_(std::move(reducing)),
       passing_(std::move(passing)),
@@ -100,7 +98,7 @@ void BetweenHosts::set_lane(std::size_t index, Lane lane) {
 }
 
 void BetweenHosts::close() {
-  if (getpid() != owner_) {
+  if (reducing_->is_forked()) {
     // In a forked child, neither the thread nor gloo's threads exist.
     if (thread_.joinable()) {
       thread_.detach();

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
-#include <sys/types.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <condition_variable>
@@ -81,7 +80,6 @@ class BetweenHosts : public std::enable_shared_from_this<BetweenHosts> {
   bool pass(const Chunk& chunk) noexcept;
   std::exception_ptr error() const noexcept;
 
-  const pid_t owner_;
   const int rank_;
   const std::vector<std::vector<int>> lane_ranks_;
   std::shared_ptr<shm::Group> reducing_;
