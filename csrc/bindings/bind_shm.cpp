@@ -31,12 +31,13 @@ void bind_shm(py::module_& module) {
                       shm::Order order,
                       std::string host_identity,
                       std::vector<int> in_job) {
+            shm::GroupOptions options;
+            options.order = order;
+            options.timeout = timeout;
+            options.host_identity = std::move(host_identity);
+            options.in_job = std::move(in_job);
             return c10::make_intrusive<ShmBackend>(
-                std::move(store),
-                rank,
-                size,
-                ShmOptions{order, timeout, std::move(host_identity), std::move(in_job)},
-                std::move(inner));
+                std::move(store), rank, size, std::move(options), std::move(inner));
           }),
           py::arg("store").none(false),
           py::arg("rank"),

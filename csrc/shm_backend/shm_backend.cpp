@@ -47,32 +47,23 @@ int64_t checked_timeout_ms(std::chrono::milliseconds timeout) {
   return timeout.count();
 }
 
-shm::GroupOptions group_options(const ShmOptions& options) {
-  shm::GroupOptions group;
-  group.order = options.order;
-  group.timeout = options.timeout;
-  group.rendezvous_timeout = std::min(group.rendezvous_timeout, options.timeout);
-  group.host_identity = options.host_identity;
-  group.in_job = options.in_job;
-  return group;
-}
-
 }  // namespace
 
 ShmBackend::ShmBackend(
     c10::intrusive_ptr<c10d::Store> store,
     int rank,
     int size,
-    ShmOptions options,
+    shm::GroupOptions options,
     c10::intrusive_ptr<c10d::Backend> inner)
     : WatchedBackend(rank, size),
       arena_(std::make_shared<shm::Arena>()),
       order_(options.order),
       inner_(std::move(inner)),
       timeout_ms_(checked_timeout_ms(options.timeout)) {
+  options.rendezvous_timeout = std::min(options.rendezvous_timeout, options.timeout);
   const auto make_group = [&](const c10::intrusive_ptr<c10d::Store>& of_group) {
     StoreChannel channel(of_group);
-    return std::make_shared<shm::Group>(channel, rank, size, group_options(options), arena_);
+    return std::make_shared<shm::Group>(channel, rank, size, options, arena_);
   };
   group_ = make_group(store);
   topology_ = group_->topology();

@@ -22,13 +22,6 @@
 
 namespace ddpx {
 
-struct ShmOptions {
-  shm::Order order = shm::Order::kGloo;
-  std::chrono::milliseconds timeout{kBackendDefaultTimeout};
-  std::string host_identity;  // for tests: ranks with different identities do not share memory
-  std::vector<int> in_job;    // see shm::Topology
-};
-
 // The backend of one rank. torch's process group owns it. Any thread may call it, if all ranks make
 // their calls in the same order; the callee takes `mutex_`. The route of an operation:
 //
@@ -42,12 +35,12 @@ struct ShmOptions {
 // `inner` is a gloo backend of all ranks, a lane is a gloo backend of one rank of each host.
 class ShmBackend final : public WatchedBackend {
  public:
-  // Collective over all ranks. Throws shm::Error.
+  // Collective over all ranks. The rendezvous takes at most `options.timeout`. Throws shm::Error.
   ShmBackend(
       c10::intrusive_ptr<c10d::Store> store,
       int rank,
       int size,
-      ShmOptions options,
+      shm::GroupOptions options,
       c10::intrusive_ptr<c10d::Backend> inner);
 
   ~ShmBackend() override;
