@@ -73,17 +73,8 @@ ShmBackend::Work ShmBackend::submit(
     run(*local, std::move(call), *work);
     return work;
   }
-  auto handle =
-      local->submit(std::move(call), [work](std::exception_ptr error) { work->end(error); });
-  work->set_waits(
-      [handle]() mutable {
-        try {
-          handle.wait();
-        } catch (...) {
-          // The work reports this error, translated for torch.
-        }
-      },
-      [handle](std::chrono::milliseconds limit) { return handle.wait_for(limit); });
+  work->set_handle(
+      local->submit(std::move(call), [work](std::exception_ptr error) { work->end(error); }));
   return work;
 }
 

@@ -25,11 +25,6 @@ ShmWork::ShmWork(
       results_(std::move(results)),
       sequence_(sequence) {}
 
-void ShmWork::set_waits(Wait wait, WaitFor wait_for) {
-  wait_ = std::move(wait);
-  wait_for_ = std::move(wait_for);
-}
-
 void ShmWork::copy_results() const {
   const c10::InferenceMode inference;  // outputs may be inference tensors
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
@@ -95,10 +90,30 @@ void ShmWork::notify_at_end(std::function<void()> callback) {
   callback();
 }
 
+// Returns false after the timeout. Throws no error of the operation.
+bool ShmWork::await_end(std::chrono::milliseconds timeout) {
+  if (handle_ && timeout != kNoTimeout) {
+    return handle_->wait_for(timeout);
+  }
+  if (handle_) {
+    try {
+      handle_->wait();
+    } catch (...) {
+      // wait() throws this error, translated for torch.
+    }
+    return true;
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto has_ended = [this] { return completed_; };
+  if (timeout != kNoTimeout) {
+    return cv_.wait_for(lock, timeout, has_ended);
+  }
+  cv_.wait(lock, has_ended);
+  return true;
+}
+
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
-  if (timeout == kNoTimeout) {
-    wait_();
-  } else if (!wait_for_(timeout)) {
+  if (!await_end(timeout)) {
     throw c10::DistBackendError(
         {__func__, __FILE__, __LINE__},
         "[ddpx shm] wait() timed out after " + std::to_string(timeout.count()) +

@@ -10,9 +10,12 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "../comm/end_notice.h"
+#include "../shm/queue.h"
 
 namespace ddpx {
 
@@ -23,11 +26,6 @@ namespace ddpx {
 // `results`: the outputs themselves, or copies of them, from which end() copies back.
 class ShmWork final : public c10d::Work, public GivesEndNotice {
  public:
-  // Wait for the end of the operation. `Wait` may run the operation. Neither throws the operation's
-  // error. `WaitFor` returns false after the timeout.
-  using Wait = std::function<void()>;
-  using WaitFor = std::function<bool(std::chrono::milliseconds)>;
-
   ShmWork(
       int rank,
       c10d::OpType type,
@@ -37,8 +35,10 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
       std::vector<at::Tensor> results,
       uint64_t sequence);
 
-  // To be called once the operation has been submitted, if waits may run the operation.
-  void set_waits(Wait wait, WaitFor wait_for);
+  // To be called once the operation has been submitted, if wait() may run the operation.
+  void set_handle(shm::OperationHandle handle) {
+    handle_ = std::move(handle);
+  }
 
   // Ends the work. An exception in end(), such as one from copying results, becomes its error.
   void end(std::exception_ptr error) noexcept;
@@ -59,6 +59,7 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
 
  private:
   void copy_results() const;
+  bool await_end(std::chrono::milliseconds timeout);
   void complete_in_pool(c10::intrusive_ptr<c10::ivalue::Future> future);
   void complete(c10::ivalue::Future& future) const noexcept;
 
@@ -66,14 +67,7 @@ class ShmWork final : public c10d::Work, public GivesEndNotice {
   std::vector<at::Tensor> outputs_;
   std::vector<at::Tensor> results_;
   uint64_t sequence_;
-  Wait wait_ = [this] {
-    std::unique_lock<std::mutex> lock(mutex_);
-    cv_.wait(lock, [this] { return completed_; });
-  };
-  WaitFor wait_for_ = [this](std::chrono::milliseconds timeout) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    return cv_.wait_for(lock, timeout, [this] { return completed_; });
-  };
+  std::optional<shm::OperationHandle> handle_;
   std::function<void()> at_end_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // created by the first getFuture()
 };
