@@ -1,4 +1,4 @@
-// What ranks of several machines tell each other of the calls that they made.
+// The steps that ranks publish, and their comparison between hosts.
 #include "health/calls/call_comparison.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace ddpx::health {
 namespace {
 
-// One of the same contents on all ranks.
+// A step with the same calls and results on all ranks.
 StepCalls sample_of(uint32_t step, uint32_t wrapper = 0) {
   return StepCalls{wrapper, step, 3, 77, 0, 1000 + step, 4096};
 }
@@ -177,7 +177,7 @@ TEST(RecentStepsTest, StepsThatBrokeOffAreNotCompared) {
   }
 }
 
-// A rank may be as far ahead of what another one told as it comes in 1.5 s.
+// The message of another host may be 1.5 s old. This rank may have made many steps since.
 TEST(RecentStepsTest, AtAnySpeedSomeStepsAreKeptByBoth) {
   for (const uint32_t ahead : {1, 5, 15, 40, 100, 300, 1000, 1500}) {
     RecentSteps ours;
@@ -215,17 +215,17 @@ TEST(RecentStepsTest, WrappersThatTakeTurnsAreAllCompared) {
   }
 }
 
-TEST(RecentStepsTest, RubbishIsNoMismatch) {
+TEST(RecentStepsTest, RandomBytesAreNoMismatch) {
   RecentSteps ours;
   add_steps(ours, 0, 3);
-  StepCalls rubbish;
-  std::memset(static_cast<void*>(&rubbish), 0xff, sizeof(rubbish));
-  EXPECT_FALSE(ours.find_mismatch({StepCalls{}, rubbish}));
+  StepCalls random;
+  std::memset(static_cast<void*>(&random), 0xff, sizeof(random));
+  EXPECT_FALSE(ours.find_mismatch({StepCalls{}, random}));
 }
 
 // ---- among monitors ----------------------------------------------------------------------------
 
-std::string told(Ranks& ranks, std::size_t rank) {
+std::string how_of(Ranks& ranks, std::size_t rank) {
   return ranks[rank].report()->failure.how;
 }
 
@@ -241,18 +241,20 @@ void make_steps(Ranks& ranks, std::size_t size, std::size_t odd) {
   }
 }
 
-TEST(RecentStepsTest, MachinesThatMadeOtherCallsAreFoundOut) {
+TEST(RecentStepsTest, HostsThatMadeOtherCallsAreFound) {
   Ranks ranks("ABB");
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // they have found who speaks
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until keepers have started
   make_steps(ranks, 3, 1);
   for (const std::size_t rank : {0, 1, 2}) {
     ASSERT_TRUE(eventually([&] { return ranks[rank].failed(); }, 3)) << rank;
     EXPECT_EQ(ranks[rank].report()->failure.kind, FailureKind::kMismatch);
-    EXPECT_EQ(told(ranks, rank), told(ranks, 0));
+    EXPECT_EQ(how_of(ranks, rank), how_of(ranks, 0));
   }
-  EXPECT_TRUE(contains(told(ranks, 0), "different collective calls in step ")) << told(ranks, 0);
-  EXPECT_TRUE(contains(told(ranks, 0), "\n  rank 0: 3 buckets of 4096 bytes")) << told(ranks, 0);
-  EXPECT_TRUE(contains(told(ranks, 0), "\n  rank 1: 3 buckets")) << told(ranks, 0);
+  EXPECT_TRUE(contains(how_of(ranks, 0), "different collective calls in step "))
+      << how_of(ranks, 0);
+  EXPECT_TRUE(contains(how_of(ranks, 0), "\n  rank 0: 3 buckets of 4096 bytes"))
+      << how_of(ranks, 0);
+  EXPECT_TRUE(contains(how_of(ranks, 0), "\n  rank 1: 3 buckets")) << how_of(ranks, 0);
 }
 
 TEST(RecentStepsTest, TheSameCallsAreNoFailure) {

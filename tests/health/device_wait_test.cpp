@@ -1,4 +1,4 @@
-// Ranks whose hosts queue calls on a device and go on: for whom they wait, as their pages show it.
+// The waits of ranks whose hosts queue calls on a device and go on.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -46,7 +46,7 @@ TEST(DeviceWaitTest, WhoHasMadeFewerCallsIsNamed) {
 TEST(DeviceWaitTest, ARankThatMakesCallsIsNotLate) {
   DeviceRanks ranks(2);
   StallTimeouts::instance().raise_ns = 700'000'000;
-  for (uint64_t call = 1; call < 8; ++call) {  // behind all the time, in 2 s
+  for (uint64_t call = 1; call < 8; ++call) {  // rank 1 is always behind, for 2 s
     ranks.make_calls(0, call + 3);
     ranks.make_calls(1, call);
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -58,7 +58,7 @@ TEST(DeviceWaitTest, TheStallErrorNamesTheLatestAndAborts) {
   DeviceRanks ranks(3);
   StallTimeouts::instance().raise_ns = 600'000'000;
   ranks.make_calls(0, 9);
-  ranks.make_calls(1, 8);  // waits for rank 2, too
+  ranks.make_calls(1, 8);  // rank 1 waits for rank 2, too
   ranks.make_calls(2, 4);
   ASSERT_TRUE(eventually([&] { return ranks[0].failed() && ranks[2].failed(); }));
   EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{2});
@@ -72,7 +72,7 @@ TEST(DeviceWaitTest, TheErrorComesBeforeTheTimeoutOfTheBackend) {
   ranks.make_calls(0, 2);
   ranks.make_calls(1, 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
-  EXPECT_FALSE(ranks[0].failed());  // the number of calls does not show that one waits
+  EXPECT_FALSE(ranks[0].failed());  // numbers of calls do not show that a call waits
   ranks.make_calls(1, 2);
   const auto start = now_ns();
   ranks[0].page().publish(kLaunchedTwo);
@@ -152,7 +152,7 @@ TEST(DeviceWaitTest, ADeviceThatComputesWaitsForNobody) {
   EXPECT_FALSE(ranks[0].failed());
 }
 
-// It waits in the last step for a long time, and the other rank leaves right after its part.
+// Rank 0 has waited in the last step for a long time. Rank 1 leaves right after its part.
 TEST(DeviceWaitTest, WhoLeavesAfterALongWaitIsNotLostAtOnce) {
   DeviceRanks ranks(2);
   for (const std::size_t rank : {0, 1}) {
@@ -184,7 +184,8 @@ TEST(DeviceWaitTest, OtherWrappersTellNothing) {
   DeviceRanks ranks(2);
   StallTimeouts::instance().raise_ns = 500'000'000;
   ranks[0].page().publish(kLaunchedTwo);
-  ranks[1].page().publish({.doing = Doing::kForward, .model = 1, .step = 0});  // may be ahead
+  ranks[1].page().publish(
+      {.doing = Doing::kForward, .model = 1, .step = 0});  // rank 1 may be ahead
   std::this_thread::sleep_for(std::chrono::milliseconds(1200));
   EXPECT_FALSE(ranks[0].failed());
 }
@@ -238,7 +239,7 @@ TEST(DeviceWaitTest, TheErrorComesAfterTheAbort) {
   }
 }
 
-// It has launched all buckets, but its process ended before its device had sent them.
+// Rank 1 has launched all buckets, but has ended before its device had sent them.
 TEST(DeviceWaitTest, WhoEndsWhileTheDeviceWaitsIsLost) {
   DeviceRanks ranks(2);
   for (const std::size_t rank : {0, 1}) {
@@ -254,7 +255,7 @@ TEST(DeviceWaitTest, WhoEndsWhileTheDeviceWaitsIsLost) {
   EXPECT_EQ(ranks.blamed_by(0), std::vector<int>{1});
 }
 
-// What ddpx/health/recorded_calls.py publishes.
+// Publishes recorded calls, as ddpx/health/recorded_calls.py does.
 void publish(Monitor& monitor, const std::vector<std::string>& calls) {
   std::string record;
   for (std::size_t number = 0; number < calls.size(); ++number) {

@@ -47,7 +47,7 @@ struct FakeStore {
     ++age;
     changed.notify_all();
   }
-  // Until it is lost, or answers again.
+  // Requests then wait until the store is lost, or answers again.
   void hang() {
     const std::lock_guard<std::mutex> lock(mutex);
     hung = true;

@@ -1,4 +1,4 @@
-// How ranks find their hosts, in both starts.
+// The hosts of ranks, after a start in a collective call or through the store.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -45,7 +45,7 @@ TEST(HostStartTest, RanksThatCannotOpenEachOthersPagesHaveDifferentHosts) {
   EXPECT_EQ(through_store[3].table()->rank(2).host, a);
 }
 
-// Rank 0 was late: it introduced itself to nobody before the collective call.
+// Rank 0 is late, and has not introduced itself before the collective call.
 TEST(HostStartTest, ARankThatComesLateJoinsTheHostThatOtherRanksHaveFoundThroughTheStore) {
   Machine ranks("AAA");
   ranks.introduce(2);

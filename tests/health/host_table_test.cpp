@@ -1,4 +1,4 @@
-// The failure that stands for a host.
+// The failure that a host declares.
 #include "health/machine/host_table.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What monitors report of ranks that are late: the stall error, and the timeout of the group.
+// Reports of ranks that are late: the stall error, and the timeout of the group.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -19,7 +19,7 @@ TEST(MonitorTest, PatienceEndsWithTheMissingRank) {
   timeouts.raise_ns = StallTimeouts::kNever;
   ASSERT_TRUE(ranks[0].failed());
   EXPECT_EQ(ranks[0].report()->failure.kind, FailureKind::kStalled);
-  // The late one learns that nobody waits any more.
+  // The late rank learns that no rank waits for it any more.
   ASSERT_TRUE(eventually([&] { return ranks[1].failed(); }));
   const auto text = error_of([&] { ranks[1].raise_if_failed(); });
   EXPECT_TRUE(contains(text, "] this rank is the late one, ")) << text;
@@ -39,9 +39,9 @@ TEST(MonitorTest, PatienceEndsThoughNobodyIsMissing) {
   EXPECT_FALSE(contains(text, "shrink")) << text;
 }
 
-// Rank 2 is late, and rank 1 waits for it. Returns whom rank 0, of another host, blames. Ranks
-// publish their states every 200 ms, and hosts write every 500 ms. With a shorter `raise_ns`, rank
-// 0 may still have an older state of rank 1.
+// Rank 2 is late, and rank 1 waits for rank 2. Returns the ranks that rank 0, of another host,
+// blames. Ranks publish their states every 200 ms, and hosts write every 500 ms. With a shorter
+// `raise_ns`, rank 0 may still have an older state of rank 1.
 std::vector<int> blamed_with_delay(int delay_ms, int64_t raise_ns) {
   auto& timeouts = StallTimeouts::instance();
   Ranks ranks("ABB");
@@ -92,7 +92,7 @@ TEST(MonitorTest, AtTheGroupsTimeoutItIsSaidWhoDidNotCome) {
   }
   EXPECT_EQ(error_of([&] { ranks[0].explain_error("Connection reset by peer"); }), "no error");
   ranks[0].page().publish(
-      {.doing = Doing::kBackward, .bucket = 1, .step = 3});  // it waits for nobody
+      {.doing = Doing::kBackward, .bucket = 1, .step = 3});  // rank 1 waits for no rank
   EXPECT_EQ(error_of([&] { ranks[0].explain_error("Timed out waiting 3000ms"); }), "no error");
   ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});
   EXPECT_EQ(error_of([&] { ranks[0].explain_error("timeout of something else"); }), "no error");

@@ -149,7 +149,7 @@ TEST(LeaseTest, ARankOfAnotherHostThatHasLeftIsNotCalledDead) {
     Ranks ranks("ABB");
     ranks[leaving].page().publish({.doing = Doing::kOutside, .step = 4});
     ranks[leaving].leave();
-    ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});  // it has done its part
+    ranks[0].page().publish({.doing = Doing::kWaiting, .step = 3});  // after the part of that rank
     std::this_thread::sleep_for(std::chrono::milliseconds(2000));
     EXPECT_FALSE(ranks[0].failed());
     const auto text = error_of([&] {

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -46,7 +45,7 @@ inline std::string error_of(const std::function<void()>& action) {
   return "no error";
 }
 
-// As seen by one of its ranks, on a machine of its own if `identity` is.
+// A group from the view of one rank. Ranks with different identities are on different machines.
 inline WatchedGroup group_of(int rank, int world_size, std::string identity = {}) {
   WatchedGroup group;
   group.rank = rank;
@@ -63,7 +62,7 @@ inline std::shared_ptr<Monitor> watch(WatchedGroup group, StoreAccess store) {
   return {monitor.get(), [monitor](Monitor*) { monitor->retire(); }};
 }
 
-// What a collective call of a construction does.
+// Does the same as the collective call of a construction.
 inline void meet(const std::vector<std::shared_ptr<GroupState>>& ranks) {
   std::vector<std::string> introductions;
   std::vector<uint64_t> hosts;
@@ -119,8 +118,7 @@ class Ranks {
     const auto all_met = [this] {
       for (const auto& monitor : monitors_) {
         monitor->state().meet();
-        const auto peers = monitor->peers().all();
-        if (std::count(peers.begin(), peers.end(), nullptr) != 1) {
+        if (!monitor->peers().all_are_known()) {
           return false;
         }
       }
@@ -143,7 +141,7 @@ class Ranks {
   }
   // Ends the threads of a rank, as if its machine were lost.
   void lose(std::size_t rank) {
-    monitors_[rank]->page().end_as(Presence::kTerminated);  // so that it does not leave
+    monitors_[rank]->page().end_as(Presence::kTerminated);  // the destructor then does not leave
     monitors_[rank].reset();
   }
   void await_delivery(std::size_t rank) {

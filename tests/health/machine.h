@@ -42,7 +42,7 @@ class Machine {
   void introduce(int rank) {
     (*this)[rank].introduce(store_);
   }
-  // What the threads of a keeper do.
+  // Does the same as the threads of a keeper.
   void step(int rank) {
     (*this)[rank].step(store_);
   }

@@ -1,4 +1,4 @@
-// Ranks whose calls differ, and who says so.
+// Ranks whose calls differ, and the errors that they raise.
 #include <gtest/gtest.h>
 
 #include "health/calls/step_guard.h"
@@ -27,7 +27,8 @@ class StepsTest : public testing::Test {
       rank.publish_launch(0, 64, 0);
     }
   }
-  // What the bucket came back with, if anything; then what comparing calls says.
+  // Ends the step of a rank. `word`: the result of its bucket; nullopt without a result. Returns
+  // the error of the comparison of calls.
   std::string end(std::size_t rank, std::optional<uint64_t> word) {
     if (word) {
       trackers[rank].add_result(&*word, sizeof(*word));
@@ -50,7 +51,7 @@ class StepsTest : public testing::Test {
   std::vector<StepGuard> guards;
 };
 
-TEST_F(StepsTest, WhoseResultsDifferWaitsForWhoIsNotThrough) {
+TEST_F(StepsTest, ARankWithOtherResultsWaitsForRanksThatHaveNotEndedTheStep) {
   take_step(0);
   begin(1);
   EXPECT_EQ(end(0, kUsual), "no error");
@@ -64,7 +65,7 @@ TEST_F(StepsTest, WhoseResultsDifferWaitsForWhoIsNotThrough) {
   }
 }
 
-TEST_F(StepsTest, ButNotLongAndLooksAgainAStepLater) {
+TEST_F(StepsTest, TheWaitEndsAndRanksCompareAgainAStepLater) {
   take_step(0);
   begin(1);
   EXPECT_EQ(end(0, kUsual), "no error");
@@ -74,7 +75,7 @@ TEST_F(StepsTest, ButNotLongAndLooksAgainAStepLater) {
   EXPECT_TRUE(contains(text, "different collective calls in step 1")) << text;
 }
 
-TEST_F(StepsTest, RanksThatFrozeDifferentParamsAreTold) {
+TEST_F(StepsTest, RanksThatFrozeDifferentParamsAreNamed) {
   for (std::size_t rank = 0; rank < 3; ++rank) {
     trackers[rank] = StepTracker(ranks.shared(rank), {.params = {"a", "b", "c", "d"}});
     trackers[rank].number_as_constructed();
@@ -97,7 +98,7 @@ TEST_F(StepsTest, RanksThatFrozeDifferentParamsAreTold) {
   EXPECT_TRUE(contains(text, "find_unused_parameters=True")) << text;
 }
 
-TEST_F(StepsTest, ARankThatNotesNoFrozenParamsIsNotCompared) {
+TEST_F(StepsTest, ARankThatPublishesNoFrozenParamsIsNotCompared) {
   begin(0);
   trackers[1].begin_step(0);
   trackers[1].publish_frozen({1});
@@ -105,7 +106,7 @@ TEST_F(StepsTest, ARankThatNotesNoFrozenParamsIsNotCompared) {
   EXPECT_EQ(end(0, kUsual), "no error");
 }
 
-TEST_F(StepsTest, WhoHasNoResultsIsNotWaitedFor) {
+TEST_F(StepsTest, ARankWithoutResultsIsNotWaitedFor) {
   take_step(0);
   begin(1);
   EXPECT_EQ(end(2, std::nullopt), "no error");  // as with a communication hook
@@ -114,8 +115,8 @@ TEST_F(StepsTest, WhoHasNoResultsIsNotWaitedFor) {
   EXPECT_TRUE(contains(text, "different collective calls in step 1")) << text;
 }
 
-// As of an embedding, of which a batch uses a few rows.
-TEST_F(StepsTest, AmongZerosWhatDiffersIsFoundInAWhile) {
+// The gradient of an embedding has zeros in the rows that a batch does not use.
+TEST_F(StepsTest, ADifferenceAmongZerosIsFoundAfterSomeSteps) {
   std::vector<uint64_t> usual(4000);
   auto other = usual;
   usual[3] = kUsual;
@@ -132,7 +133,7 @@ TEST_F(StepsTest, AmongZerosWhatDiffersIsFoundInAWhile) {
   EXPECT_TRUE(contains(text, "different collective calls in step ")) << text;
 }
 
-TEST_F(StepsTest, WhatDiffersInTheLastBytesIsFound) {
+TEST_F(StepsTest, ADifferenceInTheLastBytesIsFound) {
   float usual[3] = {1, 2, 3};
   float other[3] = {1, 2, 4};
   std::string text = "no error";
@@ -146,7 +147,7 @@ TEST_F(StepsTest, WhatDiffersInTheLastBytesIsFound) {
   EXPECT_TRUE(contains(text, "different collective calls in step ")) << text;
 }
 
-TEST_F(StepsTest, AHookThatRaisedWaitsForNobodyAndItsRankIsMissing) {
+TEST_F(StepsTest, ARankWhoseHookRaisedWaitsForNoRankAndIsMissing) {
   take_step(0);
   begin(1);
   trackers[1].publish(Doing::kHook, 0);
@@ -159,8 +160,8 @@ TEST_F(StepsTest, AHookThatRaisedWaitsForNobodyAndItsRankIsMissing) {
   EXPECT_EQ(ranks[0].peers().missing(ranks[0].page().view().activity()), std::vector<int>{1});
 }
 
-// It may have written into a bucket that was on its way through it, and has an error of its own.
-TEST_F(StepsTest, WhereARankHasSpoiledItsResultsNobodysCount) {
+// Rank 2 may have written into a bucket in flight, and raises an error of its own.
+TEST_F(StepsTest, IfARankHasSpoiledItsResultsNoResultsCount) {
   take_step(0);
   begin(1);
   EXPECT_EQ(end(0, kUsual), "no error");
@@ -171,7 +172,7 @@ TEST_F(StepsTest, WhereARankHasSpoiledItsResultsNobodysCount) {
   take_step(3);
 }
 
-TEST_F(StepsTest, NorWhereItThenBrokeOff) {
+TEST_F(StepsTest, IfThatRankAbortedTheStepNoResultsCount) {
   take_step(0);
   begin(1);
   EXPECT_EQ(end(0, kUsual), "no error");
@@ -181,7 +182,7 @@ TEST_F(StepsTest, NorWhereItThenBrokeOff) {
   take_step(2);
 }
 
-// Two ranks of a group whose backend counts collective calls alone.
+// Two ranks of a group whose backend counts only collective calls.
 class CountingRanks {
  public:
   explicit CountingRanks(const std::vector<uint64_t>& sequences) {
@@ -209,8 +210,8 @@ class CountingRanks {
   Ranks ranks_{"AA", times::kLease, Start::kTogether, Calls::kCounted};
 };
 
-// A rank may come to the end of no step before that: its first one broke off, say.
-TEST(StepTrackerTest, BeforeTheFirstStepThereIsNoneToCompare) {
+// The first step of rank 0 was aborted, so rank 0 has not compared it.
+TEST(StepTrackerTest, BeforeTheFirstStepNoStepIsCompared) {
   CountingRanks ranks({5, 5});
   ranks.launch(0, 1);
   ranks.launch(1, 0);
@@ -226,7 +227,7 @@ TEST(StepTrackerTest, CountedCallsMustBeTheSame) {
       << text;
 }
 
-TEST(MismatchTest, AllRanksUseTheWordsOfTheFirst) {
+TEST(MismatchTest, AllRanksReportTheFailureOfTheFirst) {
   Ranks ranks("AAA");
   std::vector<std::string> texts(3);
   std::vector<std::thread> threads;

@@ -31,8 +31,8 @@ TEST(MonitorTest, AGroupIsAbortedEvenIfNothingCanBeLogged) {
   LogQueue::instance().set_reader(nullptr);
 }
 
-// Which may come to read its page when its process is gone.
-TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetIts) {
+// The waiting rank may try to read the page after the process has ended.
+TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetTheRank) {
   const auto store = std::make_shared<FakeStore>();
   const auto waits = watch(group_of(0, 2), access_to(store));
   const auto late = watch(group_of(1, 2), access_to(store));
@@ -42,7 +42,7 @@ TEST(MonitorTest, AnExceptionReachesRanksThatHaveNotMetIts) {
   EXPECT_EQ(waits->report()->failure.lost.front().cause, "ValueError: no");
 }
 
-TEST(MonitorTest, WhoHasNotComeYetHearsOfAnExceptionLater) {
+TEST(MonitorTest, ARankThatComesLaterLearnsOfAnException) {
   const auto store = std::make_shared<FakeStore>();
   {
     const auto early = watch(group_of(1, 2), access_to(store));
@@ -53,7 +53,7 @@ TEST(MonitorTest, WhoHasNotComeYetHearsOfAnExceptionLater) {
   EXPECT_EQ(late->report()->failure.lost.front().cause, "ValueError: no");
 }
 
-TEST(MonitorTest, WhatOneMachineFindsAllHear) {
+TEST(MonitorTest, AllHostsReportAFailureOfOneHost) {
   Ranks ranks("AABB");
   ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   for (const std::size_t rank : {0, 2, 3}) {
@@ -63,25 +63,25 @@ TEST(MonitorTest, WhatOneMachineFindsAllHear) {
   }
 }
 
-TEST(MonitorTest, WhoEndsOfAFailureTellsItFirst) {
+TEST(MonitorTest, ARankThatEndsBecauseOfAFailurePostsItFirst) {
   Ranks ranks("AAB");
   ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   ASSERT_TRUE(eventually([&] { return ranks[0].failed(); }));
   const auto start = std::chrono::steady_clock::now();
   ranks[0].fail("RankFailure", Monitor::delivery_deadline());
   ranks.await_delivery(0);
-  // Other hosts have had time to hear. The store, which was rank 0's, would now be lost.
+  // Other hosts have had time to read the failure. With rank 0, the store would now be lost.
   EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(400));
   ASSERT_TRUE(eventually([&] { return ranks[2].failed(); }));
   EXPECT_EQ(ranks[2].report()->failure.lost.front().rank, 1);
 }
 
-TEST(MonitorTest, ALostStoreIsTheEndOfRankZeroForThoseFarFromIt) {
+TEST(MonitorTest, OtherHostsReportRankZeroIfTheStoreIsLost) {
   Ranks ranks("AB");
   ranks.store->lose();
   const auto start = std::chrono::steady_clock::now();
   const auto text = error_of([&] { ranks[1].explain_error("broken"); });
-  // Nobody else can tell anything now.
+  // Without the store, no message of another rank can arrive.
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(2500));
   EXPECT_TRUE(contains(text, "rank 0 (host ")) << text;
   EXPECT_TRUE(contains(text, "the store is gone")) << text;
@@ -107,9 +107,11 @@ TEST(MonitorTest, ABrokenConnectionIsNoEndOfTheStore) {
   EXPECT_FALSE(ranks[1].failed());
 }
 
-TEST(MonitorTest, AStoreThatHangsIsTheEndOfRankZeroForThoseFarFromIt) {
+TEST(MonitorTest, OtherHostsReportRankZeroIfTheStoreHangs) {
   Ranks ranks("ABC");
-  EXPECT_EQ(error_of([&] { ranks[1].explain_error("broken"); }), "no error");  // it heard of all
+  EXPECT_EQ(
+      error_of([&] { ranks[1].explain_error("broken"); }),
+      "no error");  // messages of all ranks have arrived
   ranks.store->hang();
   const auto text = error_of([&] { ranks[1].explain_error("broken"); });
   EXPECT_TRUE(contains(text, "rank 0 (host ")) << text;
@@ -117,7 +119,7 @@ TEST(MonitorTest, AStoreThatHangsIsTheEndOfRankZeroForThoseFarFromIt) {
   ranks.store->lose();
 }
 
-TEST(MonitorTest, AStoreThatHangsBeforeRanksHaveMetTellsOfRankZeroAlone) {
+TEST(MonitorTest, IfTheStoreHangsBeforeRanksHaveMetOnlyRankZeroIsNamed) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
   const auto monitor = watch(group_of(1, 3), access_to(store));
@@ -142,7 +144,7 @@ TEST(MonitorTest, AStoreThatIsSlowBeforeRanksHaveMetIsWaitedFor) {
   slow.join();
 }
 
-// The store answers one rank before the other, which had no way to introduce itself.
+// The store answers rank 1 before rank 0, which could not introduce itself before.
 TEST(MonitorTest, AfterAStoreWasSlowOthersHaveTimeToIntroduceThemselves) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
@@ -159,7 +161,7 @@ TEST(MonitorTest, AfterAStoreWasSlowOthersHaveTimeToIntroduceThemselves) {
   slow.join();
 }
 
-TEST(MonitorTest, WhoNeverIntroducesItselfIsNamedThoughTheStoreIsAlwaysSlow) {
+TEST(MonitorTest, ARankThatNeverIntroducesItselfIsNamedThoughTheStoreIsAlwaysSlow) {
   const auto store = std::make_shared<FakeStore>();
   store->delay_ms = 400;
   const auto monitor = watch(group_of(0, 2), access_to(store));
@@ -169,7 +171,7 @@ TEST(MonitorTest, WhoNeverIntroducesItselfIsNamedThoughTheStoreIsAlwaysSlow) {
   EXPECT_TRUE(contains(text, "rank 1 (host unknown")) << text;
 }
 
-// Their beats come late, too.
+// Messages of the ranks are late, too.
 TEST(MonitorTest, RanksThatLiveAreNotBlamedThoughTheStoreIsAlwaysSlow) {
   const auto store = std::make_shared<FakeStore>();
   const auto first = watch(group_of(0, 3, "A"), access_to(store));
@@ -182,7 +184,7 @@ TEST(MonitorTest, RanksThatLiveAreNotBlamedThoughTheStoreIsAlwaysSlow) {
   EXPECT_FALSE(contains(text, "rank 1")) << text;
 }
 
-TEST(MonitorTest, WhatARankReportsWhileTheStoreHangsIsPostedLater) {
+TEST(MonitorTest, AFailureWhileTheStoreHangsIsPostedLater) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
   const auto waits = watch(group_of(1, 2), access_to(store));
@@ -195,7 +197,7 @@ TEST(MonitorTest, WhatARankReportsWhileTheStoreHangsIsPostedLater) {
   EXPECT_EQ(late->report()->failure.first_rank(), 0);
 }
 
-TEST(MonitorTest, WhoWaitsThoughTheStoreHasEndedBeforeRanksHaveMetDoesNotWaitForLong) {
+TEST(MonitorTest, IfTheStoreEndsBeforeRanksHaveMetWaitsEndSoon) {
   const auto store = std::make_shared<FakeStore>();
   store->hang();
   const auto waits = watch(group_of(1, 3), access_to(store));
@@ -218,7 +220,7 @@ TEST(MonitorTest, ALostStoreDoesNotMatterOnOneMachine) {
   EXPECT_FALSE(ranks[0].failed());
 }
 
-TEST(MonitorTest, WhatOneRankOfAMachineFindsTheOthersTakeOver) {
+TEST(MonitorTest, RanksOfAHostTakeOverTheFailureOfTheFirst) {
   Ranks ranks("ABB");
   ranks.store->lose();
   error_of([&] { ranks[1].explain_error("broken"); });
@@ -235,7 +237,7 @@ TEST(MonitorTest, MalformedTextsInTheStoreAreIgnored) {
   EXPECT_FALSE(ranks[1].failed());
 }
 
-TEST(MonitorTest, TheStackOfAPeerAlsoOfOneThatFails) {
+TEST(MonitorTest, TheStackOfAPeerIsReadAlsoIfThePeerFails) {
   Ranks ranks("AA");
   ranks[1].fail("ValueError: no", Monitor::delivery_deadline());
   std::thread asked([&] {
@@ -276,7 +278,7 @@ TEST(MonitorTest, AStoreThatAnswersAfterThreeSecondsIsNotLost) {
   ranks.store->delay_ms = 0;
 }
 
-TEST(MonitorTest, WhoHasDoneItsPartMayLeave) {
+TEST(MonitorTest, ARankThatHasDoneItsPartMayLeave) {
   Ranks ranks("AA");
   ranks[1].page().publish({.doing = Doing::kOutside, .step = 4});
   ranks[1].leave();

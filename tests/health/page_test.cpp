@@ -1,4 +1,4 @@
-// Status pages: what a peer reads is what the owner wrote, or nothing.
+// Status pages: a peer reads what the owner wrote, or nothing.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -15,7 +15,7 @@ StepCalls calls(uint32_t wrapper, uint32_t step) {
   return StepCalls{.wrapper = wrapper, .step = step, .num_launched = 1, .digest = step + 100u};
 }
 
-TEST(PageTest, NotesAreSeen) {
+TEST(PageTest, ActivitiesAreSeen) {
   OwnPage page(1, /*world_size=*/1);
   EXPECT_EQ(page.view().activity().doing, Doing::kOutside);
   EXPECT_EQ(page.view().activity().model, kNoModel);
@@ -97,7 +97,7 @@ TEST(PageTest, OnlyTheFirstEndCounts) {
   EXPECT_EQ(other.view().presence(), Presence::kFailing);
 }
 
-TEST(PageTest, WhoWasToldToEndMayStillFail) {
+TEST(PageTest, ATerminatedRankMayStillFail) {
   OwnPage page(1, /*world_size=*/1);
   page.end_as(Presence::kTerminated);
   page.end_as(Presence::kLeft);

@@ -63,7 +63,7 @@ TEST(FindCauseTest, ARankThatHasLeftMattersIfItIsMissing) {
   const auto left = find_cause(ranks[0], Reason::kWaits, now_ns() - kSecond);
   ASSERT_TRUE(left);
   EXPECT_EQ(left->kind, FailureKind::kLeft);
-  ranks[1].page.publish({.doing = Doing::kOutside, .step = 4});  // it has done its part
+  ranks[1].page.publish({.doing = Doing::kOutside, .step = 4});  // rank 1 has done its part
   EXPECT_FALSE(find_cause(ranks[0], Reason::kWaits, now_ns() - kSecond));
   EXPECT_TRUE(find_cause(ranks[0], Reason::kCallFailed, now_ns()));
   ranks[0].page.end_as(Presence::kTerminated);

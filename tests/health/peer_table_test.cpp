@@ -1,4 +1,4 @@
-// Who is gone, who is late: of processes of this machine.
+// Ranks of this machine that have ended, or are late.
 #include <grp.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -20,7 +20,7 @@
 namespace ddpx::health {
 namespace {
 
-// Another process as rank 1, that does nothing until it is ended. Its page is shared with us.
+// Rank 1: a child process that does nothing until it is ended. Rank 0 has mapped its page.
 class Child {
  public:
   Child() : page_(new_token(), /*world_size=*/2) {
@@ -106,7 +106,7 @@ class NoFreeFiles {
   rlimit before_{};
 };
 
-// The table of the host of rank 0, of which no other rank is a member.
+// The table of a host that has only rank 0.
 std::shared_ptr<HostTable> new_table() {
   auto table = OwnPage(1, /*world_size=*/2).host();
   table->decide_host(1);
@@ -139,13 +139,13 @@ class PeerTableTest : public testing::Test {
   PeerTable peers{0, 2};
 };
 
-TEST_F(PeerTableTest, TheLivingAreNotMissed) {
+TEST_F(PeerTableTest, RanksThatLiveAreNotDead) {
   EXPECT_FALSE(find_dead(peers, Left::kAll));
   EXPECT_FALSE(find_unknown(peers, /*store_answers=*/true));
   EXPECT_FALSE(peers.any_remote());
 }
 
-TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
+TEST_F(PeerTableTest, AKilledRankIsNamedWithItsLastActivity) {
   child.page().publish({.doing = Doing::kHook, .bucket = 1, .step = 3});
   peers.names().set(0, {.buckets = {{"a"}, {"b"}}});
   child.end(SIGKILL);
@@ -159,7 +159,7 @@ TEST_F(PeerTableTest, WhoWasKilledIsNamedWithWhatItDidLast) {
   EXPECT_EQ(failure->lost.front().last_seen, "step 3, phase communication hook, bucket 1 ('b')");
 }
 
-TEST_F(PeerTableTest, HowItEndedIsKnownBehindItsParentsBackOnNewKernels) {
+TEST_F(PeerTableTest, NewKernelsKeepTheStatusAfterTheParentHasReadIt) {
   child.end(SIGTERM);
   child.await_end(false);
   const auto failure = find_dead(peers, Left::kAll);
@@ -169,8 +169,8 @@ TEST_F(PeerTableTest, HowItEndedIsKnownBehindItsParentsBackOnNewKernels) {
   EXPECT_EQ(what(), found == "died" ? "nothing" : found) << "an unknown end harms who waits";
 }
 
-// A rank whose /proc hides processes of other users, but whose page the other rank has opened.
-TEST_F(PeerTableTest, WhoIsHiddenIsNotDead) {
+// The /proc of a rank hides processes of other users. The rank has opened a page before.
+TEST_F(PeerTableTest, AHiddenProcessIsNotDead) {
   const auto process = child.introduction().process;
   const auto hides = fork();
   if (hides == 0) {
@@ -223,7 +223,7 @@ TEST_F(PeerTableTest, AFailingRankIsDeadThoughItsProcessLives) {
   EXPECT_EQ(find_dead(peers, Left::kNone)->lost.front().cause, "ValueError: no");
 }
 
-TEST_F(PeerTableTest, WhoFailsBecauseOfAnotherIsNoReasonUntilItIsGone) {
+TEST_F(PeerTableTest, ARankThatFailsBecauseOfAnotherIsDeadOnlyOnceItHasEnded) {
   child.page().fail("ddpx.RankFailure: it lost rank 2", /*blames_peer=*/true);
   EXPECT_FALSE(find_dead(peers, Left::kAll));
   child.end(SIGKILL);
@@ -239,7 +239,7 @@ TEST_F(PeerTableTest, LeavingIsNoDeathUnlessAsked) {
   EXPECT_EQ(failure->kind, FailureKind::kLeft);
 }
 
-TEST_F(PeerTableTest, WhoWasToldToEndIsNoReasonUnlessSomebodyWaits) {
+TEST_F(PeerTableTest, ATerminatedRankIsDeadOnlyForRanksThatWait) {
   child.page().end_as(Presence::kTerminated);
   EXPECT_FALSE(find_dead(peers, Left::kAll));
   child.end(SIGTERM);
@@ -250,10 +250,10 @@ TEST_F(PeerTableTest, WhoWasToldToEndIsNoReasonUnlessSomebodyWaits) {
   EXPECT_EQ(failure->lost.front().what, "ended after SIGTERM");
 }
 
-TEST_F(PeerTableTest, WhoLeavesWithAnErrorIsNoGoodEnd) {
+TEST_F(PeerTableTest, ARankThatLeavesAndIsKilledIsDead) {
   child.page().end_as(Presence::kLeft);
   EXPECT_EQ(find_dead(peers, Left::kAll)->kind, FailureKind::kLeft);
-  child.end(SIGKILL);  // as good as an exit code
+  child.end(SIGKILL);  // as after an exit code
   child.await_end(true);
   EXPECT_FALSE(find_dead(peers, Left::kNone));
   const auto failure = find_dead(peers, Left::kAll);
@@ -262,7 +262,7 @@ TEST_F(PeerTableTest, WhoLeavesWithAnErrorIsNoGoodEnd) {
   EXPECT_EQ(failure->lost.front().what, "was killed by SIGKILL");
 }
 
-TEST_F(PeerTableTest, WhoIsBehindIsMissing) {
+TEST_F(PeerTableTest, ARankThatIsBehindIsMissing) {
   const auto missing = [&](const Activity& ours) { return !peers.missing(ours).empty(); };
   child.page().publish({.doing = Doing::kBackward, .bucket = 1, .step = 3});
   EXPECT_TRUE(missing({.doing = Doing::kWaiting, .bucket = 1, .step = 3}));
@@ -272,7 +272,7 @@ TEST_F(PeerTableTest, WhoIsBehindIsMissing) {
   EXPECT_FALSE(missing({.doing = Doing::kBuffers, .step = 3}));
 }
 
-TEST_F(PeerTableTest, OfAConstructionWhoHasBegunFewerCallsIsBehind) {
+TEST_F(PeerTableTest, ARankThatHasBegunFewerCallsOfAConstructionIsBehind) {
   const auto missing = [&](uint16_t num_calls) {
     return peers.missing({Doing::kConstruction, kNoModel, num_calls, 1}).size();
   };
@@ -281,7 +281,7 @@ TEST_F(PeerTableTest, OfAConstructionWhoHasBegunFewerCallsIsBehind) {
   EXPECT_EQ(missing(2), 1u);
 }
 
-TEST_F(PeerTableTest, WhoTrainsIsThroughWithTheConstruction) {
+TEST_F(PeerTableTest, ARankThatTrainsHasEndedItsConstruction) {
   const Activity first{Doing::kConstruction, kNoModel, 0, 1};
   const Activity second{Doing::kConstruction, kNoModel, 0, 2};
   const Activity training{.doing = Doing::kBuffers};
@@ -293,18 +293,18 @@ TEST_F(PeerTableTest, WhoTrainsIsThroughWithTheConstruction) {
   EXPECT_TRUE(peers.missing(first).empty());
 }
 
-TEST_F(PeerTableTest, ABucketInAHookIsNotOnItsWay) {
+TEST_F(PeerTableTest, ABucketInAHookIsNotLaunched) {
   const auto missing = [&](uint16_t bucket) {
     return peers.missing({.doing = Doing::kWaiting, .bucket = bucket, .step = 3});
   };
   child.page().publish({.doing = Doing::kHook, .bucket = 1, .step = 3});
   EXPECT_EQ(missing(1), std::vector<int>{1});
   EXPECT_TRUE(missing(0).empty());
-  child.page().publish({.doing = Doing::kWaiting, .bucket = 0, .step = 3});  // behind all launches
+  child.page().publish({.doing = Doing::kWaiting, .bucket = 0, .step = 3});  // after all launches
   EXPECT_TRUE(missing(1).empty());
 }
 
-TEST_F(PeerTableTest, AHookWaitsForThoseThatHaveNotCalledTheirs) {
+TEST_F(PeerTableTest, AHookWaitsForRanksThatHaveNotCalledTheirHook) {
   const Activity ours{.doing = Doing::kHook, .bucket = 1, .step = 3};
   child.page().publish({.doing = Doing::kBackward, .bucket = 1, .step = 3});
   EXPECT_EQ(peers.missing(ours), std::vector<int>{1});
@@ -320,24 +320,24 @@ TEST_F(PeerTableTest, AStoppedRankIsMissingWhereverItStopped) {
   EXPECT_TRUE(contains(peers.describe_missing(1), "stopped by a signal (SIGSTOP)"));
 }
 
-TEST_F(PeerTableTest, DifferentCallsAreTold) {
+TEST_F(PeerTableTest, DifferentCallsAreFound) {
   const StepCalls ours{0, 3, 2, 77};
   EXPECT_FALSE(differ(peers, ours));
   publish(ours);
   EXPECT_FALSE(differ(peers, ours));
-  publish({0, 3, 1, 5});  // not there yet
+  publish({0, 3, 1, 5});  // has not launched the second bucket
   EXPECT_FALSE(differ(peers, ours));
   publish({0, 3, 2, 5});
   EXPECT_TRUE(differ(peers, ours));
 }
 
-TEST_F(PeerTableTest, WrappersWhoseNumbersWentAroundAreNotTakenForEachOther) {
+TEST_F(PeerTableTest, WrappersWithTheSameByteAreNotCompared) {
   publish({kNumModels, 3, 2, 5});
   EXPECT_FALSE(differ(peers, {0, 3, 2, 77}));
   EXPECT_TRUE(differ(peers, {kNumModels, 3, 2, 77}));
 }
 
-TEST_F(PeerTableTest, NumbersOfCallsAreTold) {
+TEST_F(PeerTableTest, NumbersOfCallsAreNamed) {
   const StepCalls ours{0, 3, 2, 77, 41};
   publish({0, 3, 2, 77, 42});
   EXPECT_FALSE(differ(peers, ours)) << "they count send and receive, too";
@@ -360,7 +360,7 @@ TEST(PeerTest, ARankWhosePageCannotBeOpenedIsLocalIfItsProcessIsSeen) {
   EXPECT_TRUE(peer->local());
 }
 
-// As a copy of a virtual machine does, with other processes.
+// A copy of a virtual machine claims to be this machine, and has other processes.
 TEST(PeerTest, ARankThatOnlyClaimsThisMachineIsNotLocal) {
   Child child;
   auto introduction = child.introduction();
@@ -372,7 +372,7 @@ TEST(PeerTest, ARankThatOnlyClaimsThisMachineIsNotLocal) {
   EXPECT_FALSE(find_dead(peers, Left::kAll));
 }
 
-// Its page was opened by another rank of the host before it ended.
+// Another rank of the host opened the page before the rank ended.
 TEST(PeerTest, AMemberOfTheHostThatHasEndedIsDead) {
   Child child;
   auto introduction = child.introduction();

@@ -19,7 +19,7 @@ struct Returned : Machine {
     pass(20 * kSecond);
     work(0);
   }
-  // All that is due.
+  // Makes all requests that are due.
   void work(int rank) {
     for (int turn = 0; turn < 4; ++turn) {
       step(rank);
@@ -35,7 +35,7 @@ TEST(ReturnTest, AMessageFromBeforeTheReturnRenewsNoLease) {
   EXPECT_FALSE(ranks.has_lease(0));
 }
 
-TEST(ReturnTest, AnAnswerToTheCallRenewsTheLease) {
+TEST(ReturnTest, AnAnswerToTheRequestRenewsTheLease) {
   Returned ranks;
   ranks.listen(1);
   ranks.work(1);

@@ -420,7 +420,7 @@ inline void Simulation::listen(int number) {
 
 inline void Simulation::kill_rank(int number) {
   ranks_[static_cast<std::size_t>(number)].dead = true;
-  // The kernel tells the other ranks of the host.
+  // The other ranks of the host detect the end of the process.
   at(now_ns_ + 10 * kMillisecond, [this, number] {
     if (auto* table = table_of(host_of(number))) {
       table->declare(encode(std::vector<int>{number}));

@@ -1,4 +1,4 @@
-// What ranks write for each other, and for people.
+// Records that ranks write for each other, and texts for users.
 #include <gtest/gtest.h>
 
 #include <cstdint>

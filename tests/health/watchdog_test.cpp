@@ -39,7 +39,7 @@ int status_of_child(const Work& work) {
   return status;
 }
 
-// In a child, which has no watchdog yet.
+// In a child process, which has no watchdog yet.
 TEST(WatchdogTest, TriesAgainIfItsThreadCannotStart) {
   const int status = status_of_child([] {
     const auto store = std::make_shared<FakeStore>();
@@ -114,7 +114,7 @@ TEST_F(SigtermTest, EndsTheProcessThoughAWriteToItsReadyStderrBlocks) {
   close(fds[0]);
 }
 
-// What a rank in a failed group writes to stderr at SIGTERM, after `prepare`.
+// The text that a rank in a failed group writes to stderr at SIGTERM, after `prepare`.
 template <class Prepare>
 std::string written_at_sigterm(const Prepare& prepare) {
   std::array<int, 2> fds{};
