@@ -29,11 +29,9 @@ using WeakGroup = c10::weak_intrusive_ptr<ProcessGroup>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using WeakBackend = c10::weak_intrusive_ptr<c10d::Backend>;
 
-// The backend that makes calls in place of a group; see abort_with(). Null if there is none.
-struct Transport {
-  std::mutex mutex;
-  WeakBackend backend{BackendPtr()};
-};
+// The backend that makes calls in place of a group; see abort_with(). Null if there is none. The
+// mutex of the registry guards it.
+using Transport = WeakBackend;
 
 // Has no weak_intrusive_ptr, which would keep the memory of the group, and so its threads, until
 // the pointer is gone. The monitor has such pointers, and ends with the group.
@@ -105,9 +103,9 @@ std::function<Answer()> asks(const BackendPtr& backend, Answer unknown, Question
   };
 }
 
-void abort_group(const WeakGroup& weak, Transport& transport) {
-  std::unique_lock<std::mutex> lock(transport.mutex);
-  const auto backend = transport.backend.lock();
+void abort_group(const WeakGroup& weak, const Transport& transport) {
+  std::unique_lock<std::mutex> lock(registry().mutex);
+  const auto backend = transport.lock();
   lock.unlock();
   try {
     if (backend) {
@@ -179,7 +177,7 @@ std::shared_ptr<health::Monitor> monitor_of(const c10::intrusive_ptr<ProcessGrou
     return nullptr;
   }
   try {
-    const auto transport = std::make_shared<Transport>();
+    const auto transport = std::make_shared<Transport>(BackendPtr());
     auto monitor = health::Watchdog::instance().watch(
         describe(group, transport), access_to(group->getStore()));
     groups.insert_or_assign(group.get(), Entry{monitor, transport});
@@ -202,8 +200,7 @@ void abort_with(const c10::intrusive_ptr<ProcessGroup>& group, const BackendPtr&
   const auto found = registry().groups.find(group.get());
   if (const auto transport =
           found == registry().groups.end() ? nullptr : found->second.transport.lock()) {
-    const std::lock_guard<std::mutex> lock_of_transport(transport->mutex);
-    transport->backend = WeakBackend(backend);
+    *transport = WeakBackend(backend);
   }
 }
 
