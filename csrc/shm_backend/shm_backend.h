@@ -144,9 +144,6 @@ class ShmBackend final : public WatchedBackend {
   // Fails the group on all hosts with the exception that is being handled. Returns the error of
   // this rank.
   std::exception_ptr fail_with_current_exception(const char* phase);
-  // Runs the operation on the calling thread: waking the group's thread would take a core from a
-  // peer.
-  static void run(shm::Group& group, shm::Call call, ShmWork& work);
   // These three throw after shutdown().
   std::shared_ptr<shm::Group> group() const {
     return held(group_);

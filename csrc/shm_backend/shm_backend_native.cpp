@@ -69,23 +69,20 @@ ShmBackend::Work ShmBackend::submit(
     between_hosts()->submit({tensor, std::move(call), info.reduce_op, work});
     return work;
   }
-  if (!options.async) {
-    run(*local, std::move(call), *work);
+  const auto end = [work](std::exception_ptr error) { work->end(error); };
+  if (options.async) {
+    work->set_handle(local->submit(std::move(call), end));
     return work;
   }
-  work->set_handle(
-      local->submit(std::move(call), [work](std::exception_ptr error) { work->end(error); }));
-  return work;
-}
-
-void ShmBackend::run(shm::Group& group, shm::Call call, ShmWork& work) {
   try {
-    group.run(std::move(call), [&work](std::exception_ptr error) { work.end(error); });
+    // On this thread: waking the group's thread would take a core from a peer.
+    local->run(std::move(call), end);
   } catch (...) {
-    if (!work.isCompleted()) {
+    if (!work->isCompleted()) {
       throw;  // the call is invalid, and the operation was not started
     }
   }
+  return work;
 }
 
 ShmBackend::Work ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
