@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import os
 import weakref
 from typing import Any
 
@@ -187,6 +188,38 @@ def test_each_option_is_compared(ranks, name):
     (report,) = set(ranks(2).run(_another_option, name))
     assert " on rank 0; " in report and " on rank 1\n" in report
     assert f"option {name}" in report, report
+
+
+def _another_variable(name: str) -> str:
+    if dist.get_rank() == 1:
+        os.environ[name] = "1"
+    try:
+        with pytest.raises(RuntimeError, match="needs the same module, options and ver") as error:
+            ReducerDDP(_Sized((2, 2)))
+    finally:
+        os.environ.pop(name, None)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["CHECK_FINITE", "HEALTH", "HOST_LEASE", "TIMELINE", "TIMELINE_STEPS"]
+)
+def test_each_variable_that_decides_about_calls_is_compared(ranks, name):
+    (report,) = set(ranks(2).run(_another_variable, f"DDPX_{name}"))
+    assert f"environment variable DDPX_{name}: not set on rank 0; 1 on rank 1\n" in report
+
+
+def _another_number_of_small_bytes() -> None:
+    os.environ["DDPX_SMALL_GRAD_BYTES"] = str(100 * dist.get_rank())
+    try:
+        ReducerDDP(_Sized((2, 2)))
+    finally:
+        del os.environ["DDPX_SMALL_GRAD_BYTES"]
+
+
+def test_the_size_of_small_gradients_may_differ(ranks):
+    """The size decides only how a rank copies gradients."""
+    ranks(2).run(_another_number_of_small_bytes)
 
 
 def _many_differences() -> str:
