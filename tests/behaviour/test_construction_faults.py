@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from ddpx import ReducerDDP
+from ddpx import BucketPlan, ReducerDDP
 
 DEADLINE_S = 5.0
 _ODD = 1  # the rank that has the fault
@@ -86,6 +86,14 @@ def _with_delayed_stranger() -> Any:
     )
 
 
+def _with_delayed(module: nn.Module, delayed: nn.Parameter) -> Any:
+    return ReducerDDP(
+        module,
+        delay_all_reduce_named_params=[("0.weight", delayed)],
+        param_to_hook_all_reduce=module[1].weight,
+    )
+
+
 def _with_inner_node() -> Any:
     module = _net()
     module[0]._parameters["weight"] = module[0].weight * 1
@@ -137,16 +145,27 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "missing module": (lambda: ReducerDDP(), "'module'"),  # type: ignore[call-arg]
     "device_ids": (lambda: ReducerDDP(_net(), device_ids=[0]), "device_ids"),
     "delayed parameter": (_with_delayed_stranger, "'far'"),
+    "stranger with the name of a parameter": (
+        lambda: _with_delayed(_net(), nn.Parameter(torch.ones(1))),
+        "names '0.weight', but the module has no parameter",
+    ),
+    "bucket plan": (
+        lambda: ReducerDDP(_net(), bucket_plan=BucketPlan((("far",),), (4,))),
+        "the model does not average 'far'",
+    ),
     "second wrapper": (_with_a_second_wrapper, "another ReducerDDP of ModuleList already averages"),
     "no leaf": (_with_inner_node, "autograd leaf"),
 }
 
 
-def _good_for(name: str) -> nn.Module:
-    """What the other rank wraps: the same, without the fault."""
+def _make_without_fault(name: str) -> Any:
+    """What the other rank makes: the same, without the fault."""
+    module = _net()
     if name == "sparse gradients":
-        return nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
-    return _net()
+        return ReducerDDP(nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4)))
+    if name == "stranger with the name of a parameter":
+        return _with_delayed(module, module[0].weight)
+    return ReducerDDP(module)
 
 
 def _check(name: str) -> str:
@@ -156,7 +175,7 @@ def _check(name: str) -> str:
         if dist.get_rank() == _ODD:
             fault()
         else:
-            ReducerDDP(_good_for(name))
+            _make_without_fault(name)
     assert time.monotonic() - begin < DEADLINE_S
     if name != "sparse gradients":  # a difference, which is not raised by one rank
         # The traceback of the rank with the fault shows where the fault is.

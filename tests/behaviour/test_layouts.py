@@ -255,3 +255,16 @@ def _check_other_places() -> None:
 
 def test_other_places_of_elements_are_reported(ranks):
     ranks(2).run(_check_other_places, timeout=30)
+
+
+def _check_other_scale() -> None:
+    """The bytes of rank 0 would mean other values with the scale of rank 1."""
+    scale = 0.1 * (1 + dist.get_rank())
+    state = torch.quantize_per_tensor(_values(), scale, 0, torch.qint8)
+    text = _error_of(lambda: ReducerDDP(_Net(state, "buffer")))
+    assert "by 0.1 from 0 on rank 0; " in text
+    assert "by 0.2 from 0 on rank 1\n" in text
+
+
+def test_another_scale_is_reported(ranks):
+    ranks(2).run(_check_other_scale, timeout=30)
