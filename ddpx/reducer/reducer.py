@@ -155,6 +155,11 @@ class Reducer(_C.Reducer):
         )
         self.settings.sparse_rows.update(sorted_rows)
 
+    def set_static_graph(self) -> None:
+        super().set_static_graph()
+        if not self.arrival_order:  # no step has ended, so the buckets may be other ones now
+            self.first_buckets = self.plan.buckets
+
     def set_check_finite(self, enabled: bool) -> None:
         """Sets whether backward raises if a gradient of any rank is not finite."""
         super().set_check_finite(enabled)

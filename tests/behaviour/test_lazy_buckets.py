@@ -18,6 +18,7 @@ from ddp_arguments import skip_unless_ddp_takes
 from slow_ddp import assert_in_step, error_of, on_ranks, seed
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpx import ReducerDDP
@@ -132,6 +133,27 @@ def _check_sparse(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["default", "view"])
 def test_sparse_gradients(ranks, mode: str):
     on_ranks(ranks, 2, _check_sparse, mode)
+
+
+def _check_memory() -> None:
+    """A bucket has memory within the step only."""
+    for lazy in (True, False):
+        buffers = []
+
+        def hook(_: object, bucket: dist.GradBucket, seen: Any = buffers) -> torch.futures.Future:
+            seen.append(StorageWeakRef(bucket.buffer().untyped_storage()))
+            return allreduce_hook(None, bucket)
+
+        model = ReducerDDP(nn.Linear(4, 4), lazy_bucket_allocation=lazy)
+        model.register_comm_hook(None, hook)
+        for _ in range(3):
+            model(torch.ones(1, 4)).sum().backward()
+        assert len(buffers) == 3
+        assert buffers[-1].expired() == lazy
+
+
+def test_no_memory_between_steps(ranks):
+    ranks(2).run(_check_memory)
 
 
 def _check_manual(mode: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 
 import pytest
@@ -89,3 +90,26 @@ def test_same_buckets_in_the_same_order_at_each_step(ranks, mode, caps):
     if missing:
         pytest.skip(f"DDP of torch {torch.__version__} has no {', '.join(missing)}")
     ranks(2).run(_compare, {**MODES[mode], **CAPS[caps]})
+
+
+def _check_static_graph_set_later() -> None:
+    """The first step then has one bucket, as with ``static_graph=True``."""
+    layers = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600))
+    sizes = []
+    for at_construction in (True, False):
+        model = ReducerDDP(
+            copy.deepcopy(layers), static_graph=at_construction, find_unused_parameters=True
+        )
+        if not at_construction:
+            with pytest.warns(UserWarning, match="find_unused_parameters=True has no effect"):
+                model._set_static_graph()
+        for _ in range(3):
+            sizes.append(model._get_ddp_logging_data()["bucket_sizes"])
+            model(torch.ones(1, 600)).sum().backward()
+        model.reducer.set_static_graph()  # no effect
+        sizes.append(model._get_ddp_logging_data()["bucket_sizes"])
+    assert set(sizes) == {str(2 * 4 * (600 * 600 + 600))}
+
+
+def test_first_buckets_of_a_static_graph_that_is_set_later(ranks):
+    ranks(2).run(_check_static_graph_set_later)

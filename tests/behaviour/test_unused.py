@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 import threading
@@ -382,3 +383,25 @@ def _check_two_threads(mode: str) -> None:
 def test_two_backwards_at_once(ranks, mode, world):
     """The graph of each output leads to a part of the parameters. DDP raises."""
     ref.on_ranks(ranks, world, _check_two_threads, mode)
+
+
+def _check_skipped_buckets() -> None:
+    """A bucket whose parameters no rank uses is left out after some steps."""
+    layers = nn.ModuleList([nn.Linear(300, 300) for _ in range(2)])
+    for skips in (False, True):
+        model = ReducerDDP(
+            copy.deepcopy(layers),
+            find_unused_parameters=True,
+            skip_all_reduce_unused_params=skips,
+            bucket_cap_mb=0.1,
+        )
+        model.module.forward = model.module[1].forward
+        for _ in range(8):
+            model(torch.ones(1, 300)).sum().backward()
+        num_buckets = len(model.reducer.plan.buckets)
+        num_launches = model._get_ddp_logging_data()["num_buckets_reduced"]
+        assert (num_launches < num_buckets) == skips, (num_launches, num_buckets)
+
+
+def test_buckets_of_unused_parameters_may_be_skipped(ranks):
+    ranks(2).run(_check_skipped_buckets)

@@ -300,6 +300,26 @@ def test_one_rank(ranks, dtypes):
     ranks(1).run(_check_alone, dtypes)
 
 
+def _check_wide_local_sums() -> None:
+    """Sums of micro-steps have ``grad_dtype``, and sums over ranks have ``reduce_dtype``."""
+    wide, narrow = torch.float32, torch.bfloat16
+    module = nn.Linear(1, 1, bias=False, dtype=narrow)
+    model = ReducerDDP(module, grad_dtype=wide, reduce_dtype=narrow, average="sum")
+    with model.no_sync():
+        for value in (256.0, 1.0):
+            model(torch.tensor([[value]], dtype=narrow)).sum().backward()
+    assert module.weight.grad.dtype is wide
+    assert module.weight.grad.item() == 257  # has more digits than bfloat16
+    model.zero_grad()
+    model(torch.tensor([[255.0 * dist.get_rank() + 1]], dtype=narrow)).sum().backward()
+    assert module.weight.grad.dtype is wide
+    assert module.weight.grad.item() == 256  # 256 + 1, rounded
+
+
+def test_local_sums_may_be_wider_than_sums_over_ranks(ranks):
+    ranks(2).run(_check_wide_local_sums)
+
+
 def _check_synchronized_dtype() -> None:
     """Results of synchronized_grads() have the same dtype as the reducer's sums."""
     module = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddpx import ReducerDDP, bucket_plan, settings
+from ddpx.ddp.arguments import agreement, options
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -271,3 +272,20 @@ def test_no_number_of_bytes(monkeypatch, text):
     monkeypatch.setenv("DDPX_SMALL_GRAD_BYTES", text)
     with pytest.raises(ValueError, match=f"DDPX_SMALL_GRAD_BYTES={text} is not a number of bytes"):
         settings.bytes_of("DDPX_SMALL_GRAD_BYTES", default=7)
+
+
+def test_a_default_average_ends_with_its_block():
+    def average() -> str:
+        return options.make_options().average
+
+    with pytest.raises(KeyError), options.default_average("sum"):
+        assert average() == "sum"
+        raise KeyError
+    assert average() == "mean"
+
+
+def test_more_than_eight_ranks_are_counted():
+    reports = [{"option": "1" if rank == 9 else "2"} for rank in range(10)]
+    (text,) = agreement._differences(reports)
+    ranks = ", ".join(f"rank {rank}" for rank in range(8))
+    assert text == f"option: 2 on {ranks}, … (9 ranks); 1 on rank 9"
