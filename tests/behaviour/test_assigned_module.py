@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -100,3 +101,14 @@ def _check_evaluation() -> None:
 
 def test_another_module_may_evaluate(ranks):
     ranks(2).run(_check_evaluation)
+
+
+def _check_size_of_a_copy() -> None:
+    model = ReducerDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 100_000)))
+    _step(model)
+    model.module[1] = nn.Identity()
+    assert len(pickle.dumps(model)) < 100_000
+
+
+def test_a_copy_has_no_parameters_of_a_former_layer(ranks):
+    ranks(2).run(_check_size_of_a_copy)

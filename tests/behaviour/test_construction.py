@@ -222,6 +222,16 @@ def test_the_size_of_small_gradients_may_differ(ranks):
     ranks(2).run(_another_number_of_small_bytes)
 
 
+def _another_number_of_bytes_in_a_plan() -> None:
+    plan = ddpx.BucketPlan((("weights.0",),), (16 + dist.get_rank(),))
+    ReducerDDP(_Sized((2, 2)), bucket_plan=plan)
+
+
+def test_numbers_of_bytes_in_a_plan_may_differ(ranks):
+    """Buckets are made from the names in the plan."""
+    ranks(2).run(_another_number_of_bytes_in_a_plan)
+
+
 def _many_differences() -> str:
     sizes = [(3,)] * 30 if dist.get_rank() else [(2,)] * 30
     with pytest.raises(RuntimeError) as error:
@@ -341,12 +351,15 @@ def test_subgroups(ranks):
     ranks(3).run(_two_groups)
 
 
-def _described() -> str:
-    return repr(ReducerDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1, bias=False))))
+def _described(**options: Any) -> str:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1, bias=False))
+    return repr(ReducerDDP(module, **options))
 
 
-def test_repr_says_what_is_averaged(ranks):
-    for rank, text in enumerate(ranks(2).run(_described)):
+@pytest.mark.parametrize("average", ["mean", "sum"])
+def test_repr_says_what_is_averaged(ranks, average):
+    end = "" if average == "mean" else ", average='sum'"
+    for rank, text in enumerate(ranks(2).run(_described, average=average)):
         first, second, *_ = text.splitlines()
         assert first == "ReducerDDP("
-        assert second == f"  ddpx, rank {rank} of 2, 3 parameters in 1 bucket"
+        assert second == f"  ddpx, rank {rank} of 2, 3 parameters in 1 bucket{end}"

@@ -253,3 +253,22 @@ def _check_own_parameters_method() -> None:
 
 def test_optimizer_in_backward_of_a_module_with_its_own_parameters_method(ranks):
     ranks(2).run(_check_own_parameters_method)
+
+
+def _check_copy_of_a_trained_wrapper() -> None:
+    """The optimizer is applied to the copy, before its first forward."""
+    model = ReducerDDP(Mlp())
+    mlp_step(model)
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    _apply_optimizer_in_backward(torch.optim.SGD, twin.module.parameters(), {"lr": 0.1})
+    before = [param.detach().clone() for param in twin.module.parameters()]
+    torch.manual_seed(dist.get_rank())
+    with _no_streams():
+        mlp_step(twin)
+    assert not any(map(torch.equal, before, twin.module.parameters()))
+    assert_same_on_all_ranks(*twin.module.parameters())
+
+
+def test_optimizer_in_backward_of_a_copy(ranks):
+    ranks(2).run(_check_copy_of_a_trained_wrapper)

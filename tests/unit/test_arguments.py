@@ -60,6 +60,34 @@ def test_calls_of_older_tutorials():
     assert ReducerDDP(nn.Linear(2, 2), None, None, 0, True).device_ids is None
 
 
+@pytest.mark.parametrize(
+    "arguments, cap_mb, is_default",
+    [
+        ({}, 25, True),
+        ({"bucket_cap_mb": 25}, 25, False),
+        ({"bucket_cap_mb_list": [1, 2, 0.5]}, 2, False),
+        ({"bucket_cap_mb_list": []}, 25, True),
+    ],
+)
+def test_attributes_of_bucket_sizes(arguments, cap_mb, is_default):
+    model = ReducerDDP(nn.Linear(2, 2), **arguments)
+    assert model.bucket_bytes_cap == cap_mb * 1024 * 1024
+    assert model.bucket_bytes_cap_default == is_default
+
+
+def test_a_negative_size_is_no_limit():
+    for cap_mb, num_buckets in ((-2, 1), (0, 4)):
+        layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model = ReducerDDP(layers, bucket_cap_mb=cap_mb, find_unused_parameters=True)
+        assert len(model.reducer.plan.buckets) == num_buckets
+
+
+def test_sizes_of_buckets_are_a_list():
+    for sizes in ({1: 25}, b"25", 25):
+        with pytest.raises(TypeError, match=r"Pass e.g. \[1, 25, 25\]"):
+            ReducerDDP(nn.Linear(2, 2), bucket_cap_mb_list=sizes)
+
+
 def test_newer_buffer_flag_goes_before_the_older():
     with pytest.warns(FutureWarning, match="broadcast_buffers has no effect"):
         model = ReducerDDP(nn.Linear(2, 2), broadcast_buffers=True, forward_sync_buffers=False)
@@ -231,6 +259,20 @@ def test_devices_of_two_types():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     with pytest.raises(ValueError, match="locate in cpu, meta"):
         ReducerDDP(module)
+
+
+def test_parameters_that_are_ignored_may_be_on_another_device():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, ["1.weight", "1.bias"])
+    assert ReducerDDP(module).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "argument", [{"device_ids": "0"}, {"device_ids": {0: 0}}, {"output_device": []}]
+)
+def test_no_devices(argument):
+    with pytest.raises(TypeError, match=rf"{next(iter(argument))} must be a"):
+        ReducerDDP(nn.Linear(2, 2), **argument)
 
 
 def test_sync_batch_norm_on_cpu():

@@ -22,7 +22,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ddpx import errors, health, params, version
-from ddpx.comm import state_sync, transforms, transport
+from ddpx.comm import state_sync, transport
 from ddpx.comm.parts import PER_TENSOR, hides_memory, in_shown_memory, parts_of
 from ddpx.comm.process_group import device_of_calls, is_alone, resolve_group, world_size
 from ddpx.ddp.arguments.options import Options
@@ -292,7 +292,7 @@ def _all_gather_bytes(
     payload: bytes, size: int, device: torch.device, group: dist.ProcessGroup
 ) -> list[bytes]:
     """Returns the payloads of all ranks, padded with zero bytes to ``size``."""
-    with transforms.outside(), health.collective_call(group):
+    with health.collective_call(group):
         own = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8)
         mine = own.to(device)
         theirs = [torch.empty_like(mine) for _ in range(world_size(group))]
