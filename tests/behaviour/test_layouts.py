@@ -76,6 +76,7 @@ DTYPES: dict[str, Callable[[], torch.Tensor]] = {
     "per channel": _per_channel,
     "float8": lambda: _values().to(torch.float8_e4m3fn),
     "uint16": lambda: _values().to(torch.uint16),
+    "uint16 behind others": lambda: _values().to(torch.uint16)[1:],
     "int16": lambda: _values().to(torch.int16).t(),
     "bool": lambda: _values() > 2 + dist.get_rank(),
 }

@@ -8,6 +8,7 @@ import gc
 import pytest
 import slow_ddp as ref
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -141,6 +142,30 @@ def _check_within_a_larger(mode: str) -> None:
 @ref.modes
 def test_within_a_larger_module(ranks, mode, world):
     ref.on_ranks(ranks, world, _check_within_a_larger, mode)
+
+
+def _check_backward_of_the_larger() -> None:
+    """The wrapper of a part trains between a forward and a backward of the larger wrapper."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    part = ReducerDDP(module[0])
+    whole = ReducerDDP(module)
+    x = torch.ones(1, 4) * dist.get_rank()
+    for _ in range(3):
+        loss = whole(x).sum()
+        for _ in range(2):
+            part.zero_grad()
+            part(x).sum().backward()
+            assert torch.equal(module[0].weight.grad, torch.full((4, 4), 0.5))
+        module.zero_grad()
+        loss.backward()
+        assert torch.equal(module[1].bias.grad, torch.ones(4))
+        part.zero_grad()
+        part(x).sum().backward()
+        assert torch.equal(module[0].weight.grad, torch.full((4, 4), 0.5))
+
+
+def test_backward_of_the_larger_module(ranks):
+    ranks(2).run(_check_backward_of_the_larger)
 
 
 def _check_bypassed_after_a_deletion(mode: str) -> None:

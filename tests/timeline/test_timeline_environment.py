@@ -29,6 +29,17 @@ def test_by_environment(ranks, tmp_path, steps, expected):
         check_order(step)
 
 
+def _train_in_groups(folder: str) -> None:
+    """Each rank is rank 0 of a group of its own."""
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    train_unaware(folder, process_group=groups[dist.get_rank()])
+
+
+def test_files_have_the_ranks_of_the_job(ranks, tmp_path):
+    ranks(2).run(_train_in_groups, str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["rank0.json", "rank1.json"]
+
+
 @pytest.mark.parametrize("ending", [pytest.param("", marks=pytest.mark.full_only), "break"])
 def test_a_script_that_ends(tmp_path, ending):
     """The groups are destroyed by then, or Python ends after an error."""
