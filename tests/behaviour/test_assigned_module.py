@@ -112,3 +112,31 @@ def _check_size_of_a_copy() -> None:
 
 def test_a_copy_has_no_parameters_of_a_former_layer(ranks):
     ranks(2).run(_check_size_of_a_copy)
+
+
+class _NotDescribed(torch.Tensor):
+    """A subclass that raises when it is looked at."""
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("only the library may call this")
+
+
+class _WithOwnTensors(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).as_subclass(_NotDescribed)
+
+
+def _check_output_of_a_subclass() -> None:
+    model = ReducerDDP(_WithOwnTensors(nn.Linear(4, 4)))
+    model.module[0] = nn.Linear(4, 4)
+    output = model(torch.ones(2, 4))
+    with (
+        torch._C.DisableTorchFunctionSubclass(),
+        pytest.raises(RuntimeError, match=r"2 new parameters: 0\.weight, 0\.bias"),
+    ):
+        output.sum().backward()
+
+
+def test_new_parameters_behind_an_output_that_is_not_described(ranks):
+    ranks(2).run(_check_output_of_a_subclass)
