@@ -127,3 +127,21 @@ def _end_well_behind_an_exception() -> bool:
 def test_who_exits_with_0_behind_an_exception_has_not_failed() -> None:
     endings = run(3, _end_well_behind_an_exception)
     assert [endings[rank].value for rank in (0, 2)] == [False, False]
+
+
+def _wrap_wrongly_beside_a_dead_rank() -> str:
+    model = ReducerDDP(nn.Linear(4, 4))
+    let_meet(model)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await_that(lambda: not all(rank.alive for rank in ddpx.peer_status(model)), "it lives")
+    try:
+        ReducerDDP(nn.Linear(4, 4).requires_grad_(False))
+    except RuntimeError as error:
+        return text_of(error)
+    return ""
+
+
+def test_a_fault_of_construction_is_reported_if_no_peer_can_learn_of_the_fault() -> None:
+    endings = run_ranks(2, _wrap_wrongly_beside_a_dead_rank)
+    assert "requires a gradient. Use the module itself" in endings[0].value, endings

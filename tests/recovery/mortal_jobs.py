@@ -245,6 +245,7 @@ class Trainer:
         if self.job.waits:
             ddpx.wait_for_gradients(self.model)
         self.optimizer.step()
+        self.net.num_batches += 1
         self.schedule.step()
         self.optimizer.zero_grad()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from simulated import MODEL, USUAL, Model, Rank, Wire, evenly, simulate
-from synthetic import LAYOUT, PARAM_NAMES, accumulated, make_recording
+from synthetic import LAYOUT, PARAM_NAMES, accumulated, make_recording, rank_step
 
 from ddpx.timeline.analyze.extent import not_begun
 from ddpx.timeline.analyze.focus import wait_text
@@ -94,6 +94,16 @@ def test_lateness_against_the_median_of_the_others():
     found = lateness(simulate(ranks, MODEL).steps[0])
     assert [found[rank].start / MS for rank in range(4)] == [-8, -5, 5, 17]
     assert [found[rank].waited / MS for rank in range(4)] == pytest.approx([0, 3, 8, 20])
+
+
+def test_a_launch_before_other_backwards_end_lets_nobody_wait():
+    """Rank 0 ends its backward first, and launches its bucket while rank 1 computes."""
+    steps = [
+        rank_step(0, (0, 10), (10, end), 50, {0: 15}, [(end, launched, 45, 40, 45, 46)])
+        for end, launched in ((20, 25), (40, 40))
+    ]
+    step = Step(0, (BucketLayout((0,), 1 << 20),), dict(enumerate(steps)))
+    assert [late.waited for late in lateness(step).values()] == [0, 20 * MS]
 
 
 # ---- buckets -------------------------------------------------------------------------------------
