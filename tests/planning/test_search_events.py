@@ -1,14 +1,22 @@
-"""Times of steps and gradients from events that are written by hand."""
+"""What a search reads from a wrapper: times from events that are written by hand, and sizes."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from ddpx import _C
+from ddpx.ddp.arguments.options import make_options
 from ddpx.ddp.search.events import arrivals_of, times_of_steps
+from ddpx.ddp.search.wrapper_search import gradients_of
+from ddpx.params import managed_params
 
 KIND = _C.EventKind
+_MIXED = ("param_dtype", "reduce_dtype", "buffer_dtype")
 MS = 1_000_000
 
 
@@ -59,3 +67,32 @@ def test_arrivals_are_medians_since_the_begin_of_the_backward():
 def test_the_last_part_of_a_gradient_counts():
     events = _events(*_step(5, 100), (107, 5, KIND.GRAD_ARRIVED, 0))
     assert arrivals_of(events, range(5, 6), 2) == pytest.approx([0.005, 0.002])
+
+
+WIDE, NARROW = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "item_bytes"),
+    [
+        ({}, (4, 2)),
+        ({"grad_dtype": WIDE}, (4, 4)),
+        ({"reduce_dtype": WIDE}, (4, 4)),
+        ({"reduce_dtype": NARROW, "grad_dtype": WIDE}, (2, 2)),
+        ({"mixed_precision": SimpleNamespace(**dict.fromkeys(_MIXED, NARROW))}, (2, 2)),
+    ],
+    ids=["as stored", "grad_dtype", "reduce_dtype", "both", "mixed precision"],
+)
+def test_gradients_of_another_dtype_need_another_bucket(options: dict[str, Any], item_bytes):
+    """Sizes are those of the sums over ranks."""
+    module = nn.Sequential(
+        nn.Linear(3, 1, bias=False, dtype=WIDE),
+        nn.Linear(5, 1, bias=False, dtype=NARROW),
+        nn.Embedding(7, 1, sparse=True, dtype=WIDE),
+    )
+    replica: Any = SimpleNamespace(
+        options=make_options(**options), managed=managed_params(module, ())
+    )
+    found = [(each.num_bytes, each.kind, each.alone) for each in gradients_of(replica)]
+    of_wide, of_narrow = item_bytes
+    assert found == [(3 * of_wide, 0, False), (5 * of_narrow, 1, False), (7 * of_wide, 0, True)]
