@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -322,6 +324,25 @@ def _check_post_sync_hook_steps(mode: str) -> None:
 @ref.modes
 def test_post_sync_hooks_that_interfere(ranks, mode, world):
     ref.on_ranks(ranks, world, _check_post_sync_hook_steps, mode)
+
+
+def _check_hook_that_holds_its_wrapper() -> None:
+    def wrap() -> ReducerDDP:
+        model = ReducerDDP(nn.Linear(4, 4))
+        model.register_post_sync_hook(model.module.weight, lambda param: model.zero_grad())
+        return model
+
+    model = wrap()
+    model(torch.ones(1, 4)).sum().backward()
+    assert model.module.weight.grad is None
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_post_sync_hook_may_hold_its_wrapper(ranks):
+    ranks(2).run(_check_hook_that_holds_its_wrapper)
 
 
 def _check_callback_of_a_script(mode: str) -> None:

@@ -186,3 +186,27 @@ def _check_disjoint_outputs(options: dict) -> None:
 def test_disjoint_outputs_with_a_backward_each(ranks, mode):
     """The remedy of the README for default mode, which raises."""
     ranks(2).run(_check_disjoint_outputs, MODES[mode])
+
+
+class _Scaled(nn.Module):
+    """Autograd saves the buffer for the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.full((4,), 2.0 + dist.get_rank()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale
+
+
+def _check_saved_buffer() -> None:
+    """The second forward broadcasts a buffer that autograd has saved in the first."""
+    model = ReducerDDP(_Scaled())
+    x = torch.ones(2, 4)
+    (model(x) + model(x)).sum().backward()
+    assert torch.equal(model.module.layer.bias.grad, torch.full((4,), 8.0))
+
+
+def test_backward_after_two_forwards_with_buffers(ranks):
+    ranks(2).run(_check_saved_buffer)

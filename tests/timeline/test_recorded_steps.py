@@ -307,3 +307,19 @@ def test_the_size_of_a_bucket_is_what_is_sent(ranks, options, bytes_each):
     recording = ranks(2).run(record_mode, options)[0].recording
     assert recording.param_bytes == tuple(4 * size for size in (64, 8, 64, 8))
     assert recording.steps[-1].layout[0].num_bytes == 144 * bytes_each
+
+
+def _record_with_threads() -> dict[int, int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 + dist.get_rank())
+    try:
+        model = small_model()
+        with ddpx.record(model) as timeline:
+            train_step(model)
+    finally:
+        torch.set_num_threads(before)
+    return timeline.recording.num_threads
+
+
+def test_each_rank_has_its_number_of_threads(ranks):
+    assert ranks(2).run(_record_with_threads) == [{0: 1, 1: 2}] * 2
