@@ -144,6 +144,27 @@ def test_within_a_larger_module(ranks, mode, world):
     ref.on_ranks(ranks, world, _check_within_a_larger, mode)
 
 
+def _check_garbage() -> None:
+    """The wrapper of the larger module is only a part of a reference cycle."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    gc.disable()
+    try:
+        larger = ReducerDDP(module)
+        larger.cycle = [larger]
+        with pytest.raises(ValueError, match="another ReducerDDP of Sequential already averages"):
+            ReducerDDP(module[0])
+        del larger
+        model = ReducerDDP(module[0])
+    finally:
+        gc.enable()
+    model(torch.ones(1, 4) * dist.get_rank()).sum().backward()
+    assert torch.equal(module[0].weight.grad, torch.full((4, 4), 0.5))
+
+
+def test_a_wrapper_that_is_garbage_does_not_count(ranks):
+    ranks(2).run(_check_garbage)
+
+
 def _check_backward_of_the_larger() -> None:
     """The wrapper of a part trains between a forward and a backward of the larger wrapper."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

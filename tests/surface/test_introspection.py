@@ -74,6 +74,32 @@ def test_logging_data_has_ddps_fields(ranks, mode):
     ranks(2).run(_check_logging_data, MODES[mode] | SMALL_CAP)
 
 
+class _Slow(nn.Linear):
+    """Each forward takes 5 ms longer than the one before."""
+
+    num_forwards = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_forwards += 1
+        time.sleep(0.005 * self.num_forwards)
+        return super().forward(x)
+
+
+def _check_averages_of_times() -> None:
+    model = ReducerDDP(_Slow(4, 4))
+    times = []
+    for _ in range(5):
+        model(torch.ones(1, 4)).sum().backward()
+        data = model._get_ddp_logging_data()
+        times.append(data["forward_compute_time"])
+    assert times[-1] > 1.5 * times[0]
+    assert data["avg_forward_compute_time"] == pytest.approx(sum(times) / len(times), abs=1)
+
+
+def test_averages_of_times(ranks):
+    ranks(2).run(_check_averages_of_times)
+
+
 def _check_sample_rate() -> None:
     for cls in WRAPPERS:
         model = cls(Mlp())
