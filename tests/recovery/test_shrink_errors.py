@@ -238,3 +238,23 @@ def test_error_of_a_call_of_the_users():
     """Whether the optimizer has made its step is then unknown, unless the user says so."""
     for error in run_job(JOB, _own_call_fails).values():
         assert "Pass step=" in error
+
+
+def _call_fails_within_a_step(job: Job, rank: int) -> bool:
+    """The backward of the step has returned, and the step waits for its finalization."""
+    model = ddpx.ReducerDDP(Net())
+    model.require_manual_backward_finalization = True
+    model(torch.ones(2, 8)).sum().backward()
+    dist.barrier()
+    if rank == 1:
+        die()
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.zeros(1))
+    shrunk = ddpx.shrink(model, step=0)
+    model(torch.ones(2, 8) * shrunk.rank).sum().backward()
+    model.finalize_backward()
+    return torch.equal(model.module.third.bias.grad, torch.full((4,), 2.0))
+
+
+def test_error_within_a_step_with_manual_finalization():
+    assert all(run_job(JOB, _call_fails_within_a_step).values())

@@ -69,7 +69,6 @@ class CommHook:
         """Sums buckets in ``dtype``. Gradients arrive in ``compute_dtype``."""
         reducer.set_mixed_precision(compute_dtype, dtype, reducer.process_group)
         reducer.has_hook = True
-        reducer.first_buckets = reducer.plan.buckets
         self.name = f"mixed_precision({dtype})"
         self._is_bound_to_group = True
 
