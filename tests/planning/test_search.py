@@ -157,6 +157,20 @@ def test_the_search_ends() -> None:
     assert report.chosen == DEFAULT and "did not suffice" in report.reason
 
 
+def test_a_search_that_ends_while_it_is_suspended_changes_no_plan() -> None:
+    """Ranks without inputs could not take part in the change."""
+    training = FakeTraining(GRADIENTS, DEFAULT_PLAN, COST)
+    search = PlanSearch(training)
+    while training.plan == DEFAULT_PLAN:
+        search.advance(training.step)
+        training.run_step()
+    search.suspend()
+    before = len(training.calls)
+    while not search.advance(training.step):
+        training.run_step()
+    assert training.plan == DEFAULT_PLAN and len(training.calls) == before
+
+
 def test_giving_up_restores_the_default_plan() -> None:
     training = FakeTraining(GRADIENTS, DEFAULT_PLAN, COST)
     search = PlanSearch(training)

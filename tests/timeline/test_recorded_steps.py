@@ -309,6 +309,25 @@ def test_the_size_of_a_bucket_is_what_is_sent(ranks, options, bytes_each):
     assert recording.steps[-1].layout[0].num_bytes == 144 * bytes_each
 
 
+def _record_two_backwards_of_a_forward() -> Timeline:
+    """The first backward is local."""
+    model = small_model()
+    train_step(model)
+    with ddpx.record(model) as timeline:
+        loss = model(torch.randn(4, 8)).sum()
+        with model.no_sync():
+            loss.backward(retain_graph=True)
+        loss.backward()
+    return timeline
+
+
+def test_a_local_backward_is_no_part_of_the_next_backward(ranks):
+    for timeline in ranks(2).run(_record_two_backwards_of_a_forward):
+        for rank_step in timeline.steps[0].ranks.values():
+            (local,) = rank_step.local_backwards
+            assert local.end <= rank_step.backward.begin
+
+
 def _record_with_threads() -> dict[int, int]:
     before = torch.get_num_threads()
     torch.set_num_threads(1 + dist.get_rank())

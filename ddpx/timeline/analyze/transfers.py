@@ -47,8 +47,7 @@ def transfers(step: Step, backend: str) -> Transfers:
     events: list[tuple[int, bool, int]] = []
     for index, at in begin.items():
         ends = [b.completed for r in step.ranks.values() if (b := r.buckets[index]) is not None]
-        # Because of clock errors, the last launch may appear to be after the end.
-        events += [(at, False, index), (max(at, *ends), True, index)]
+        events += [(at, False, index), (max(ends), True, index)]
     streams = _STREAMS.get(backend, 1)
     ns = dict.fromkeys(begin, 0.0)
     together: list[list[int]] = []  # buckets in flight without a pause
