@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import slow_ddp as ref
@@ -147,6 +148,40 @@ def _grad_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 @ref.modes
 def test_synchronized_grads(ranks, mode, world):
     ref.on_ranks(ranks, world, _check_synchronized_grads, mode)
+
+
+class _WithOwnGradient(torch.autograd.Function):
+    """A product whose gradient is a parameter itself."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(factor)
+        return (weight * factor).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return *ctx.saved_tensors, None
+
+
+class _Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.factor = (nn.Parameter(torch.ones(3)) for _ in range(2))
+
+    def forward(self, scale: float) -> torch.Tensor:
+        return _WithOwnGradient.apply(self.weight, self.factor) * scale
+
+
+def _check_synchronized_grads_are_detached() -> None:
+    model = ReducerDDP(_Product())
+    tensors = (param for param in [model.module.weight])  # any iterable
+    (grad,) = model.synchronized_grads(model(2.0), tensors)
+    assert torch.equal(grad, torch.ones(3)) and not grad.requires_grad
+    assert torch.equal(model.module.factor, torch.ones(3))
+
+
+def test_synchronized_grads_are_detached(ranks):
+    ranks(2).run(_check_synchronized_grads_are_detached)
 
 
 def _check_synchronized_grads_of_unused(mode: str) -> None:

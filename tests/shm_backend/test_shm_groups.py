@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ddpx
+from ddpx import _C
 from ddpx.testing import RankPool
 
 CPU = torch.device("cpu")
@@ -327,3 +328,11 @@ def _check_refused_call(case: str) -> None:
 def test_a_call_that_gloo_refuses_leaves_the_group(ranks, case):
     """No rank is blamed, and the group works on, as with gloo."""
     ranks(2).run(_check_refused_call, case)
+
+
+def test_an_order_in_the_script_takes_precedence(monkeypatch):
+    monkeypatch.setenv("DDPX_SHM_ORDER", "gloo")
+    assert ddpx.ShmOptions(order="fixed").chosen_order() is _C.ShmOrder.FIXED
+    monkeypatch.setenv("DDPX_SHM_ORDER", "fixed")
+    assert ddpx.ShmOptions(order="gloo").chosen_order() is _C.ShmOrder.GLOO
+    assert ddpx.ShmOptions().chosen_order() is _C.ShmOrder.FIXED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -326,6 +327,39 @@ def test_a_local_backward_is_no_part_of_the_next_backward(ranks):
         for rank_step in timeline.steps[0].ranks.values():
             (local,) = rank_step.local_backwards
             assert local.end <= rank_step.backward.begin
+
+
+def _raise(*_: object) -> None:
+    raise ValueError("a mistake of the script")
+
+
+def _record_a_step_that_is_repeated() -> Timeline:
+    """A local backward, and then a backward that raises. The script runs the step again."""
+    model = small_model()
+    train_step(model)
+    with ddpx.record(model) as timeline:
+        with model.no_sync():
+            train_step(model)
+        handle = model.module[0].weight.register_hook(_raise)
+        with pytest.raises(ValueError, match="mistake"):
+            train_step(model)
+        handle.remove()
+        model.zero_grad()
+        train_step(model)
+    return timeline
+
+
+def test_a_repeated_step_has_no_spans_of_the_attempt_before(ranks):
+    for timeline in ranks(2).run(_record_a_step_that_is_repeated):
+        for rank_step in timeline.steps[0].ranks.values():
+            assert not rank_step.local_backwards
+            assert len(rank_step.forwards) == 1
+
+
+def test_a_step_that_may_lack_lost_events_is_left_out(ranks):
+    timeline = ranks(2).run(record_mode, {})[0]
+    data = [replace(of_rank, num_lost=7) for of_rank in timeline._ranks]
+    assert [step.number for step in Timeline(None, data).steps] == [1, 2, 3]
 
 
 def _record_with_threads() -> dict[int, int]:
