@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -197,3 +199,18 @@ def _undo() -> None:
 
 def test_undo(ranks):
     ranks(2).run(_undo)
+
+
+def _check_deletion() -> None:
+    with ddpx.patch_ddp(replicate=True):
+        modules = [_replicate()(Net()) for _ in range(2)]
+    modules[1](torch.ones(2, 4)).sum().backward()
+    gone = [weakref.ref(module) for module in modules]
+    modules.clear()
+    gc.collect()
+    assert [module() for module in gone] == [None, None]
+
+
+def test_a_module_that_is_deleted(ranks):
+    """Before its first forward, and after a step."""
+    ranks(2).run(_check_deletion)

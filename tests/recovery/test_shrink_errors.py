@@ -6,6 +6,7 @@ import math
 import re
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from mortal_jobs import Job, Kill, Net, Trainer, die, run_job
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import ddpx
@@ -42,6 +44,13 @@ def _error_of_shrink(model: ddpx.ReducerDDP, *stateful, **options) -> str:
 def _hook(job: Job, rank: int) -> str:
     model = ddpx.ReducerDDP(Net())
     model.register_comm_hook(dist.group.WORLD, allreduce_hook)
+    return _error_of_shrink(model)
+
+
+def _hook_with_state(job: Job, rank: int) -> str:
+    model = ddpx.ReducerDDP(Net())
+    state = SimpleNamespace(process_group=dist.group.WORLD)
+    model.register_comm_hook(state, lambda _, bucket: allreduce_hook(None, bucket))
     return _error_of_shrink(model)
 
 
@@ -81,6 +90,18 @@ def _several_wrappers(job: Job, rank: int) -> str:
     error = _error_of_shrink(ddpx.ReducerDDP(Net()))
     assert other.process_group is dist.group.WORLD
     return error
+
+
+def _inside_join(job: Job, rank: int) -> str:
+    model = ddpx.ReducerDDP(Net())
+    with pytest.raises(KeyError), model.join():
+        error = _error_of_shrink(model)
+        raise KeyError  # no rank waits for other ranks at the end of the block
+    return error
+
+
+def _mesh(job: Job, rank: int) -> str:
+    return _error_of_shrink(ddpx.ReducerDDP(Net(), device_mesh=init_device_mesh("cpu", (3,))))
 
 
 def _recording(job: Job, rank: int) -> str:
@@ -155,6 +176,7 @@ def _survivor_stays_away(job: Job, rank: int) -> str:
 
 CASES = [
     (_hook, "RuntimeError: .*communication hook"),
+    (_hook_with_state, "RuntimeError: .*communication hook"),
     (_builtin_hook, "RuntimeError: .*communication hook"),
     (_optimizer_in_backward, "RuntimeError: .*optimizer runs inside backward"),
     (_sharded_optimizer, "RuntimeError: .*ZeroRedundancyOptimizer"),
@@ -163,6 +185,8 @@ CASES = [
         r"RuntimeError: .*its parameters are on several devices \(cpu, meta\).*checkpoint",
     ),
     (_several_wrappers, "RuntimeError: .*another ReducerDDP"),
+    (_inside_join, r"RuntimeError: .*it is inside join\(\)"),
+    (_mesh, "RuntimeError: .*it was made with a device_mesh"),
     (_recording, "RuntimeError: .*recorded"),
     (_part_of_the_ranks, "NotImplementedError: .*process group has 2 of 3"),
     (_survivor_stays_away, r"RuntimeError: .*waited .*did not call ddpx\.shrink\(\): rank 2"),

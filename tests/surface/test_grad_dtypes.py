@@ -333,6 +333,23 @@ def test_synchronized_grads_are_summed_in_the_reducers_dtype(ranks):
     ranks(4).run(_check_synchronized_dtype)
 
 
+def _check_local_sums_of_another_wrapper() -> None:
+    """The newer wrapper has no wide sums. Gradients have the dtype that optimizers expect."""
+    module = _build()
+    older = ReducerDDP(module, **DTYPES["reduce"])
+    with older.no_sync():
+        older(torch.randn(5, 6, dtype=torch.bfloat16)).float().sum().backward()
+    assert module.first.weight.grad.dtype is torch.float32
+    newer = ReducerDDP(module)
+    assert module.first.weight.grad.dtype is torch.bfloat16
+    newer(torch.randn(5, 6, dtype=torch.bfloat16)).float().sum().backward()
+    assert module.first.weight.grad.dtype is torch.bfloat16
+
+
+def test_local_sums_of_another_wrapper(ranks):
+    ranks(2).run(_check_local_sums_of_another_wrapper)
+
+
 def _check_frozen() -> None:
     """The gradient of a param that is no longer averaged has the dtype that the user expects."""
     model = ReducerDDP(_build(), **DTYPES["reduce"])

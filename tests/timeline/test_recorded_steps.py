@@ -333,14 +333,22 @@ def _raise(*_: object) -> None:
     raise ValueError("a mistake of the script")
 
 
-def _record_a_step_that_is_repeated() -> Timeline:
+def _raise_with_output(layer: nn.Module, inputs: object, output: torch.Tensor) -> None:
+    output.register_hook(_raise)
+
+
+def _record_a_step_that_is_repeated(before_a_gradient: bool) -> Timeline:
     """A local backward, and then a backward that raises. The script runs the step again."""
-    model = small_model()
+    model = ReducerDDP(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
     train_step(model)
     with ddpx.record(model) as timeline:
         with model.no_sync():
             train_step(model)
-        handle = model.module[0].weight.register_hook(_raise)
+        layer = model.module[0]
+        if before_a_gradient:
+            handle = layer.register_forward_hook(_raise_with_output)
+        else:
+            handle = layer.weight.register_hook(_raise)
         with pytest.raises(ValueError, match="mistake"):
             train_step(model)
         handle.remove()
@@ -349,11 +357,14 @@ def _record_a_step_that_is_repeated() -> Timeline:
     return timeline
 
 
-def test_a_repeated_step_has_no_spans_of_the_attempt_before(ranks):
-    for timeline in ranks(2).run(_record_a_step_that_is_repeated):
+@pytest.mark.parametrize("before_a_gradient", [True, False])
+def test_a_repeated_step_has_no_spans_of_the_attempt_before(ranks, before_a_gradient):
+    for timeline in ranks(2).run(_record_a_step_that_is_repeated, before_a_gradient):
         for rank_step in timeline.steps[0].ranks.values():
-            assert not rank_step.local_backwards
-            assert len(rank_step.forwards) == 1
+            assert rank_step.forwards[-1].end <= rank_step.backward.begin
+            if not before_a_gradient:
+                assert not rank_step.local_backwards
+                assert len(rank_step.forwards) == 1
 
 
 def test_a_step_that_may_lack_lost_events_is_left_out(ranks):
