@@ -73,11 +73,10 @@ class State:
             if id(param) in self._ignored or name in sharded
         }
         ignored |= {name for name, _ in module.named_buffers()}
-        self._bound.arguments["module"] = module
+        self._bound.arguments["module"] = module  # install() takes it out again
         install(module, self._bound, frozenset(ignored))
         front = hooks_of(module)
         assert front is not None
-        self._bound.arguments.clear()
         self._ddp_weakref = weakref.ref(front)
         front.require_backward_grad_sync = self._syncs
         for args, kwargs in self._comm_hooks:

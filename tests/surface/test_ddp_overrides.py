@@ -255,3 +255,27 @@ def _check_caller(name: str) -> None:
 @pytest.mark.parametrize("name", CALLERS)
 def test_calls_of_the_parts(ranks, name):
     ranks(2).run(_check_caller, name)
+
+
+def _check_sizes_of_broadcasts() -> None:
+    for cls in WRAPPERS:
+        sizes = []
+
+        class Derived(cls):  # type: ignore[misc, valid-type]
+            seen = sizes
+
+            def _distributed_broadcast_coalesced(
+                self, tensors: Any, buffer_size: int, authoritative_rank: int = 0
+            ) -> None:
+                self.seen.append(buffer_size)
+                super()._distributed_broadcast_coalesced(tensors, buffer_size, authoritative_rank)
+
+        model = Derived(Normed())
+        sizes.clear()
+        model._default_broadcast_coalesced()
+        model._default_broadcast_coalesced(bucket_size=7)
+        assert sizes == [model.broadcast_bucket_size, 7], cls
+
+
+def test_sizes_of_broadcasts(ranks):
+    ranks(2).run(_check_sizes_of_broadcasts)

@@ -325,3 +325,31 @@ def _check_second_hook() -> None:
 
 def test_it_takes_the_place_of_a_hook_and_can_be_copied(ranks):
     ranks(2).run(_check_second_hook)
+
+
+class _Replacing(nn.Module):
+    """Each forward puts another parameter in the place of its weight, as pruning does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.made: list[nn.Parameter] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = self.layer(x)
+        self.made.append(nn.Parameter(torch.ones(4, 4)))
+        self.layer.weight = self.made[-1]
+        return output
+
+
+def _check_param_of_a_forward() -> None:
+    model = ReducerDDP(_Replacing(), mixed_precision=_MixedPrecision(torch.bfloat16))
+    output = model(torch.ones(2, 4))
+    assert model.module.layer.weight is model.module.made[0]
+    assert model.module.layer.bias.dtype is torch.float32
+    with pytest.raises(RuntimeError, match=r"1 new parameter: layer\.weight"):
+        output.sum().backward()
+
+
+def test_a_parameter_that_the_forward_has_replaced(ranks):
+    ranks(2).run(_check_param_of_a_forward)

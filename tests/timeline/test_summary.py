@@ -109,6 +109,13 @@ def test_a_launch_before_other_backwards_end_lets_nobody_wait():
 # ---- buckets -------------------------------------------------------------------------------------
 
 
+def test_a_sparse_bucket_has_no_size():
+    summary = summarize(_late_start())
+    buckets = (replace(summary.buckets[0], num_bytes=0), *summary.buckets[1:])
+    starts = [line.split()[:2] for line in _lines(replace(summary, buckets=buckets))]
+    assert ["0", "sparse"] in starts and ["1", "4.00"] in starts
+
+
 def test_times_of_buckets_are_those_of_one_rank():
     """Rank 0 waits longest. Its times are not mixed with the times of rank 1."""
     recording = _late_start()
