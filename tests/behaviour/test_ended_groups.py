@@ -137,3 +137,19 @@ def test_other_groups(end: str, tmp_path: Path) -> None:
 
 def test_a_forward_without_backward(tmp_path: Path) -> None:
     _run(tmp_path / "store", "default group", "view", True)
+
+
+def test_buffers_over_a_group_that_has_ended(tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        group = dist.new_group([0])
+        module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        older = ReducerDDP(module, process_group=group)
+        dist.destroy_process_group(group)
+        newer = ReducerDDP(module)
+        with pytest.raises(RuntimeError, match="has ended, and a later ReducerDDP averages"):
+            older(torch.ones(3, 2))
+        newer(torch.ones(3, 2)).sum().backward()
+    finally:
+        dist.destroy_process_group()
