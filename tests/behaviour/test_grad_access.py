@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -359,46 +357,6 @@ def _check_post_sync_hook_steps(mode: str) -> None:
 @ref.modes
 def test_post_sync_hooks_that_interfere(ranks, mode, world):
     ref.on_ranks(ranks, world, _check_post_sync_hook_steps, mode)
-
-
-def _check_futures_of_a_buffer_hook() -> None:
-    """The end of a step waits for its futures, and keeps none of them."""
-    model = ReducerDDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
-    seen = []
-
-    def hook(_: object, buffers: dict[str, torch.Tensor]) -> list[torch.futures.Future]:
-        future: torch.futures.Future = torch.futures.Future()
-        future.set_result(None)
-        seen.append(weakref.ref(future))
-        return [future]
-
-    model._register_buffer_comm_hook(None, hook)
-    for _ in range(3):
-        model(torch.randn(3, 4)).sum().backward()
-    assert [future() for future in seen] == [None] * 3
-
-
-def test_futures_of_a_buffer_hook(ranks):
-    ranks(2).run(_check_futures_of_a_buffer_hook)
-
-
-def _check_hook_that_holds_its_wrapper() -> None:
-    def wrap() -> ReducerDDP:
-        model = ReducerDDP(nn.Linear(4, 4))
-        model.register_post_sync_hook(model.module.weight, lambda param: model.zero_grad())
-        return model
-
-    model = wrap()
-    model(torch.ones(1, 4)).sum().backward()
-    assert model.module.weight.grad is None
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
-
-
-def test_a_post_sync_hook_may_hold_its_wrapper(ranks):
-    ranks(2).run(_check_hook_that_holds_its_wrapper)
 
 
 def _check_callback_of_a_script(mode: str) -> None:

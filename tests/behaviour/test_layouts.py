@@ -272,6 +272,23 @@ def test_another_scale_is_reported(ranks):
     ranks(2).run(_check_other_scale, timeout=30)
 
 
+def _check_lazy_values_of_one_rank(name: str, rank: int) -> None:
+    """One rank has its values as a conjugate or a negation, which is applied when they are read."""
+    values = torch.full((4,), 2.0 * (1 + dist.get_rank()))
+    if name == "conjugate":
+        values = values * 1j
+    is_lazy = dist.get_rank() == rank
+    negate = torch.conj if name == "conjugate" else torch._neg_view
+    model = ReducerDDP(_Net(negate(values) if is_lazy else -values, "buffer"))
+    assert torch.equal(model.module.state, torch.full((4,), -2j if name == "conjugate" else -2.0))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", ["conjugate", "negation"])
+def test_lazy_values_of_one_rank(ranks, name, rank):
+    ranks(2).run(_check_lazy_values_of_one_rank, name, rank)
+
+
 def test_tensors_that_share_a_broadcast():
     """A broadcast has tensors of one dtype and of at most 8 bytes, or one larger tensor."""
     sizes = [(3, torch.float32), (1, torch.float64), *[(1, torch.float32)] * 5]

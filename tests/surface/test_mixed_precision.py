@@ -353,3 +353,16 @@ def _check_param_of_a_forward() -> None:
 
 def test_a_parameter_that_the_forward_has_replaced(ranks):
     ranks(2).run(_check_param_of_a_forward)
+
+
+def _check_ignored_buffer() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, ["1.running_mean"])
+    dtype = torch.bfloat16
+    ReducerDDP(module, mixed_precision=_MixedPrecision(dtype, dtype, dtype))
+    assert module[1].running_mean.dtype is torch.float32
+    assert module[1].running_var.dtype is dtype
+
+
+def test_ignored_buffers_keep_their_dtype(ranks):
+    ranks(2).run(_check_ignored_buffer)

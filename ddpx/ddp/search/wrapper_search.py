@@ -149,7 +149,6 @@ def begin(replica: Searched) -> WrapperSearch | None:
     Returns:
         None if there is nothing to search. The report then says why.
     """
-    replica.plan_report = None
     if replica.search is not None:
         replica.search.stop()
     if replica.options.auto_buckets is None:
