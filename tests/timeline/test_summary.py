@@ -10,6 +10,7 @@ import pytest
 from simulated import MODEL, USUAL, Model, Rank, Wire, evenly, simulate
 from synthetic import LAYOUT, PARAM_NAMES, accumulated, make_recording, rank_step
 
+from ddpx.timeline.analyze.cores import shared_cores
 from ddpx.timeline.analyze.extent import not_begun
 from ddpx.timeline.analyze.focus import wait_text
 from ddpx.timeline.analyze.lateness import lateness
@@ -104,6 +105,13 @@ def test_a_launch_before_other_backwards_end_lets_nobody_wait():
     ]
     step = Step(0, (BucketLayout((0,), 1 << 20),), dict(enumerate(steps)))
     assert [late.waited for late in lateness(step).values()] == [0, 20 * MS]
+
+
+def test_a_core_for_each_thread_is_enough():
+    recording = replace(_late_start(), cores={0: (0, 1), 1: (0, 1)}, num_threads={0: 1, 1: 1})
+    assert not shared_cores(recording)
+    (found,) = shared_cores(replace(recording, num_threads={0: 2, 1: 1}))
+    assert (found.ranks, found.num_threads, found.num_cores) == ((0, 1), 3, 2)
 
 
 # ---- buckets -------------------------------------------------------------------------------------
