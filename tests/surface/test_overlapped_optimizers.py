@@ -33,6 +33,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import 
 from torch.distributed.optim import _apply_optimizer_in_backward, as_functional_optim
 from torch.distributed.optim.apply_optimizer_in_backward import _get_in_backward_optimizers
 
+import ddpx
 from ddpx import ReducerDDP
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -272,3 +273,19 @@ def _check_copy_of_a_trained_wrapper() -> None:
 
 def test_optimizer_in_backward_of_a_copy(ranks):
     ranks(2).run(_check_copy_of_a_trained_wrapper)
+
+
+def _check_function_with_some_params() -> None:
+    module = Mlp()
+    model = ReducerDDP(module)
+    params = [module.first.weight]
+    ddpx.register_fused_optim(model, torch.optim.SGD, lr=0.1, optim_params=params)
+    before = {name: param.detach().clone() for name, param in module.named_parameters()}
+    with _no_streams():
+        mlp_step(model)
+    changed = [n for n, param in module.named_parameters() if not torch.equal(param, before[n])]
+    assert changed == ["first.weight"]
+
+
+def test_function_with_some_params(ranks):
+    ranks(2).run(_check_function_with_some_params)
