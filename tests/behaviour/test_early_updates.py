@@ -118,6 +118,24 @@ def test_optimizer_before_finalize_backward(ranks, mode, finalize_first):
     ref.on_ranks(ranks, 2, _check_manual, mode, finalize_first)
 
 
+def _check_each_is_named_once() -> None:
+    """A hook changes each param. Then the script changes each param before finalize_backward()."""
+    module = ref.build_same(ref.Net)
+    model = ReducerDDP(module)
+    model.require_manual_backward_finalization = True
+    _step_in_hooks(module, clear=False)
+    _run_step(model, 0)
+    with torch.no_grad():
+        for param in module.parameters():
+            param.mul_(0.5)
+    text = ref.error_of(model.finalize_backward)
+    assert f"changed {len(list(module.parameters()))} parameters before" in text, text
+
+
+def test_each_param_is_named_once(ranks):
+    ref.on_ranks(ranks, 2, _check_each_is_named_once)
+
+
 def _look(_: torch.Tensor) -> None:
     """A hook that changes no param."""
 

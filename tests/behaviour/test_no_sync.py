@@ -333,6 +333,20 @@ def test_prepare_within_a_backward_is_an_error(ranks):
     ref.on_ranks(ranks, 2, _check_inside_backward)
 
 
+def _check_refused_without_pre_hooks() -> None:
+    """The first Python hook of a param drops C++ hooks. The output of the forward is left."""
+    ours, _ = ref.make_pair(ref.Net, "default")
+    loss = _forward_inside(ours, ours)
+    _prepare(ours)
+    params = list(ours.parameters())[:1]
+    params[0].register_hook(lambda grad: None)
+    assert "prepare_for_backward()" in ref.error_of(lambda: torch.autograd.grad(loss, params))
+
+
+def test_gradients_of_a_local_forward_that_are_refused(ranks):
+    ref.on_ranks(ranks, 2, _check_refused_without_pre_hooks)
+
+
 # The column DDP of the table in docs/gradient_accumulation.md: whether DDP averages.
 OF_DDP: dict[Callable[[Model], None], bool] = {
     _both_outside: True,

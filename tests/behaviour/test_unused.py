@@ -405,3 +405,23 @@ def _check_skipped_buckets() -> None:
 
 def test_buckets_of_unused_parameters_may_be_skipped(ranks):
     ranks(2).run(_check_skipped_buckets)
+
+
+def _clear(param: torch.Tensor) -> None:
+    param.grad = None
+
+
+def _check_cleared() -> None:
+    """A gradient that a hook clears on all ranks counts as unused."""
+    model = ReducerDDP(ref.build_same(Branches), find_unused_parameters=True)
+    cleared = model.module.branches["a"].weight
+    cleared.register_post_accumulate_grad_hook(_clear)
+    for _ in range(3):
+        model.zero_grad()
+        _step(model, "ab")
+        assert cleared.grad is None
+        assert model.module.branches["b"].weight.grad is not None
+
+
+def test_a_gradient_that_a_hook_clears(ranks):
+    ref.on_ranks(ranks, 2, _check_cleared)

@@ -107,17 +107,19 @@ def test_rows_that_the_parameter_does_not_have_are_errors(ranks):
     ],
 )
 def test_one_wrong_entry_changes_no_rows(ranks, wrong):
-    ranks(1).run(_check_one_wrong_entry, wrong)
+    ranks(2).run(_check_one_wrong_entry, wrong)
 
 
 def _check_one_wrong_entry(wrong: dict[str, Any]) -> None:
-    model = ReducerDDP(Net())
+    model = ReducerDDP(Net(), process_group=one_thread_group())
     before = torch.tensor([1, 2])
     model._set_sparse_metadata({"embedding.weight": before})
     with pytest.raises((ValueError, AttributeError, RuntimeError)):
         model._set_sparse_metadata({"embedding.weight": torch.tensor([3]), **wrong})
     (rows,) = model.reducer.settings.sparse_rows.values()
     assert rows.equal(before)
+    model(before).sum().backward()
+    assert model.module.embedding.weight.grad.indices()[0].tolist() == [1, 2]
 
 
 def _check_stray_row() -> None:
