@@ -103,7 +103,6 @@ void ReducerContext::start_over(
   collective = std::move(group);
   history.start_over(params.device(), mode, options.rebuilds_buckets(mode));
   script_grads.taken.clear();
-  weights.forget();
   weights.replace_unread(std::nullopt);
   install(std::move(plan), std::move(allocated));
 }

@@ -1,9 +1,13 @@
 // Sums over ranks, and averages by weight.
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "readiness/grad_versions.h"
 #include "replica.h"
@@ -91,6 +95,37 @@ TEST(ReducerAverage, WeightsOfLocalBackwardsAddUp) {
   EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));  // 240 / 40
 }
 
+// The gradients of local backwards stay, so their weights stay, too.
+TEST(ReducerAverage, WeightsOfLocalBackwardsStayWhereTheReducerStartsOver) {
+  const std::vector<std::function<void(Reducer&, std::shared_ptr<Collective>)>> ways = {
+      [](Reducer& reducer, const auto&) { reducer.set_static_graph(); },
+      [](Reducer& reducer, const auto& group) { reducer.set_collective(group); },
+  };
+  for (const auto& start_over : ways) {
+    auto replica = with_average(Average::kWeights);
+    replica.reducer->set_sync_enabled(false);
+    replica.reducer->set_weight(1);
+    replica.step();
+    replica.reducer->set_sync_enabled(true);
+    start_over(*replica.reducer, replica.collective);
+    replica.reducer->set_weight(3);
+    replica.step();
+    EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));  // 240 / 40
+  }
+}
+
+TEST(ReducerAverage, LostWeightsAreReportedInANewGroup) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_sync_enabled(false);
+  replica.reducer->set_weight(1);
+  replica.step();
+  replica.reducer->set_sync_enabled(true);
+  replica.reducer->reset();
+  replica.reducer->set_collective(replica.collective);
+  replica.reducer->set_weight(3);
+  expect_mentions(replica.failing_step(), {"weights of earlier forwards are forgotten"});
+}
+
 TEST(ReducerAverage, AForwardWithoutAWeightRaises) {
   auto replica = with_average(Average::kWeights);
   expect_mentions(
@@ -141,6 +176,18 @@ TEST(ReducerAverage, ASumOfZeroRaisesAtTheEnd) {
   }
   weighted_step(replica, 2);
   EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+}
+
+TEST(ReducerAverage, TheFirstErrorOfAStepIsRaised) {
+  auto replica = with_average(Average::kWeights);
+  replica.collective->peer_sends = [](const at::Tensor& own, int) { return at::zeros_like(own); };
+  set_check_finite(*replica.reducer, true);
+  const auto key = replica.params[2].register_hook([](const at::Tensor& grad) { return grad / 0; });
+  replica.reducer->set_weight(0);
+  const auto error = replica.failing_step();
+  replica.params[2].remove_hook(key);
+  expect_mentions(error, {"NaN or infinity", "'w2'"});
+  EXPECT_EQ(error.find("sum to 0"), std::string::npos) << error;
 }
 
 TEST(ReducerAverage, ABadWeightOfAPeerRaises) {

@@ -64,6 +64,17 @@ TEST_P(UnreachedParams, ABucketDoesNotWaitForAParamThatThisBackwardDoesNotReach)
   EXPECT_EQ(replica.grads(), (Grads{10., std::nullopt, 5.}));
 }
 
+TEST_P(UnreachedParams, ABucketDoesNotWaitAfterALocalBackwardEither) {
+  replica.learn({2, 1, 0});
+  replica.reducer->set_sync_enabled(false);
+  replica.step({2, 1, 0});
+  replica.reducer->set_sync_enabled(true);
+  replica.collective->clear();
+  replica.step({2, 0});
+  const auto& log = replica.collective->log;
+  EXPECT_EQ(Log(log.begin(), log.begin() + 4), (Log{"grad 2", "launch 0", "launch 1", "grad 0"}));
+}
+
 TEST_P(UnreachedParams, UseMayVaryFromStepToStep) {
   replica.learn({2, 0});
   for (const bool used : {true, false, false, true}) {
@@ -97,6 +108,16 @@ TEST_P(UnreachedParams, AKeptGradientIsAveragedWithWhatCameToIt) {
   replica.collective->peer_sends = multiples;
   replica.step({2, 1, 0});
   EXPECT_EQ(replica.grads()[1], 70.) << "2.5 times the sum of 20 and 8";
+}
+
+TEST_P(UnreachedParams, ALocalGradientIsAveragedInANewGroup) {
+  replica.learn({2, 1, 0});
+  replica.reducer->set_sync_enabled(false);
+  replica.step({2, 1, 0});
+  replica.reducer->set_sync_enabled(true);
+  replica.reducer->set_collective(replica.collective);
+  replica.step({2, 0});
+  EXPECT_EQ(replica.grads()[1], 20.);
 }
 
 TEST_P(UnreachedParams, ALossThatReachesNoParamLaunchesWhereBackwardStarts) {
