@@ -91,10 +91,7 @@ WatchedForward OutputWatch::watch(
     ForwardSync forward,
     const std::weak_ptr<GraphTaskObserver>& observer) {
   if (outputs_.size() >= prune_at_) {
-    std::erase_if(outputs_, [](const auto& weak) {
-      const auto output = weak.lock();
-      return !output || output->reached;
-    });
+    std::erase_if(outputs_, [](const auto& output) { return output.expired(); });
     prune_at_ = std::max<std::size_t>(64, 2 * outputs_.size());
   }
   WatchedForward watched_forward;

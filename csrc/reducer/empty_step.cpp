@@ -30,26 +30,17 @@ std::optional<UserError> EmptyStep::run() {
   }
   context_.history.complete_order(context_.options.mode, {});
   collectives_.exchange_use();
-  // With manual finalization, the other ranks launch all calls before they wait.
-  if (context_.settings.manual_finalization) {
-    for (const auto bucket_index : collectives_.take_mispredicted()) {
-      launch(bucket_index);
-    }
-    collectives_.launch_finite_check();
-  }
   for (std::size_t b = 0; b < context_.buckets.size(); ++b) {
     if (!collectives_.predicted_unused(b)) {
       wait(b);
     }
   }
-  if (!context_.settings.manual_finalization) {
-    const auto mispredicted = collectives_.take_mispredicted();
-    for (const auto bucket_index : mispredicted) {
-      launch(bucket_index);
-    }
-    for (const auto bucket_index : mispredicted) {
-      wait(bucket_index);
-    }
+  const auto mispredicted = collectives_.take_mispredicted();
+  for (const auto bucket_index : mispredicted) {
+    launch(bucket_index);
+  }
+  for (const auto bucket_index : mispredicted) {
+    wait(bucket_index);
   }
   collectives_.learn_use();
   auto error = collectives_.finite_error();

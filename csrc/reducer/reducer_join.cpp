@@ -36,7 +36,6 @@ void Reducer::shadow_step() {
   check_idle("join()");
   context_.go_to(Phase::kCollecting);
   context_.history.had_forward = true;  // on the ranks with inputs
-  context_.observer.clock().begin_step();
   context_.observer.peers().begin_step(context_.step_number());
   context_.go_to(Phase::kFinalizing);
   std::optional<UserError> error;

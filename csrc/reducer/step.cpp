@@ -24,13 +24,9 @@ std::vector<std::size_t> unused_params(const ReducerContext& context) {
                                                         : std::vector<std::size_t>();
 }
 
-// A bucket of delayed params that holds the trigger itself waits for the trigger anyway.
 bool is_delayed(const ReducerContext& context, std::size_t bucket_index) {
-  const auto trigger = context.options.delay_trigger;
-  const auto& plan = context.buckets.plan();
-  return trigger &&
-         context.params.metas()[plan.buckets()[bucket_index].param_indices.front()].delayed &&
-         plan.location(*trigger).bucket_index != bucket_index;
+  const auto first = context.buckets.plan().buckets()[bucket_index].param_indices.front();
+  return context.options.delay_trigger && context.params.metas()[first].delayed;
 }
 
 // The divisor that gradients are packed with.
@@ -146,8 +142,7 @@ void Step::arrive(std::size_t param_index) {
       break;
     case Arrival::kPartial:
       context_.add_stream_of(param_index);
-      if (order_counts && context_.history.arrivals.learning() &&
-          (context_.options.mode != GraphMode::kStatic || context_.history.use.static_use_known)) {
+      if (order_counts && context_.history.arrivals.learning()) {
         order_.push_back(param_index);
       }
       context_.cast_grad_to_local(param_index);
