@@ -157,6 +157,14 @@ TEST(ReducerCommHookFailure, OnTheLastBucketNothingIsSentInTheStead) {
   EXPECT_TRUE(replica.collective->all_reduces().empty());
 }
 
+TEST_P(ReducerCommHook, AResultOnAnotherDeviceIsAnError) {
+  hook->on_run = [](const FakeHook::Call& call) {
+    call.future->markCompleted(call.buffer.to(at::kMeta));
+  };
+  expect_mentions(
+      replica.failing_step(), {"has 3 elements on meta, but the bucket has 3 elements on cpu"});
+}
+
 TEST_P(ReducerCommHook, ThereIsOnlyOne) {
   try {
     set_comm_hook(*replica.reducer, std::make_shared<FakeHook>());

@@ -59,6 +59,7 @@ TEST(TakesValues, UnlessElementsShareAnAddressOrTorchChangesNothing) {
   const auto base = at::zeros({24});
   EXPECT_TRUE(takes_values(base.as_strided({2, 3}, {1, 2}), {2, 3}));
   EXPECT_TRUE(takes_values(base.as_strided({2, 3}, {12, 4}), {2, 3}));
+  EXPECT_TRUE(takes_values(base.as_strided({1, 3}, {0, 2}), {1, 3})) << "one row, any stride";
   EXPECT_TRUE(takes_values(base._neg_view().narrow(0, 0, 6).view({2, 3}), {2, 3}));
   EXPECT_FALSE(takes_values(base.as_strided({2, 3}, {1, 1}), {2, 3}));
   EXPECT_FALSE(takes_values(base.as_strided({2, 3}, {0, 1}), {2, 3}));
@@ -90,6 +91,14 @@ struct SmallBucket {
   FakeCollective collective{0, 2};
   Bucket bucket{BucketSpec{{0, 1}}, params, /*sparse=*/false, collective};
 };
+
+TEST(FindMisfit, AGradientWithoutElementsFitsItsSlot) {
+  const std::vector<at::Tensor> params = {at::zeros({3, 0}), at::zeros({2})};
+  FakeCollective collective{0, 2};
+  const Bucket bucket{BucketSpec{{0, 1}}, params, /*sparse=*/false, collective};
+  const auto& slot = bucket.slots()[0];
+  EXPECT_FALSE(find_misfit(bucket, slot, slot.view.variable_data()));
+}
 
 class OddGrad : public testing::TestWithParam<GradPlace> {};
 

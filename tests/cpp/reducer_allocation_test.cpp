@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -158,11 +159,16 @@ TEST_P(ReducerAllocation, TheHookIsNotThere) {
 
 TEST_P(ReducerAllocation, MixedPrecisionIsNotThere) {
   const auto hook = std::make_shared<FirstHook>();
-  expect_refused(*replica.collective, [&] { set_mixed_precision(*replica.reducer, {}, hook); });
-  expect_means();
+  const Precision in_float{std::nullopt, at::kFloat};
+  expect_refused(
+      *replica.collective, [&] { set_mixed_precision(*replica.reducer, in_float, hook); });
+  expect_means();  // in rebuilt buckets
   EXPECT_EQ(hook->num_calls, 0);
+  for (const auto& all_reduce : replica.collective->all_reduces()) {
+    EXPECT_EQ(all_reduce.tensor.scalar_type(), at::kDouble);
+  }
 
-  set_mixed_precision(*replica.reducer, {}, hook);
+  set_mixed_precision(*replica.reducer, in_float, hook);
   replica.clear_grads();
   replica.step({1, 0, 2});
   EXPECT_EQ(replica.grads(), kLocalGrads);
@@ -235,8 +241,13 @@ TEST_P(ReducerAllocation, EachNextUseTriesAgain) {
     of.reducer->set_sync_enabled(false);
     of.params[0].sum().backward();
   };
+  const auto manual = [](Replica& of) {
+    of.reducer->set_manual_finalization(true);
+    of.reducer->set_manual_finalization(false);
+  };
+  const auto plan = [](Replica& of) { of.reducer->use_buckets({{0}, {1}, {2}}); };
   const std::vector<std::function<void(Replica&)>> uses = {
-      shadow, reset, rebuild, forward, bypass, local};
+      shadow, reset, rebuild, forward, bypass, local, manual, plan};
   for (const bool rebuilt : {false, true}) {
     for (std::size_t use = 0; use < uses.size(); ++use) {
       SCOPED_TRACE("use " + std::to_string(use) + (rebuilt ? ", rebuilt" : ""));

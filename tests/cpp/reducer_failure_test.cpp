@@ -88,7 +88,7 @@ TEST_P(ReducerFailure, NothingIsWaitedForWhereAGraphTaskIsDestroyed) {
   // Raises when every gradient has arrived: peers finish the step.
   const auto key = input.register_hook(
       [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
-  const auto run = [&] { (replica.forward({2, 1, 0}) * input).backward(); };
+  const auto run = [&] { replica.forward({2, 1, 0}, input).backward(); };
   for (int step = 0; step < 2; ++step) {
     replica.collective->clear();
     EXPECT_THROW(run(), std::domain_error);
@@ -99,6 +99,51 @@ TEST_P(ReducerFailure, NothingIsWaitedForWhereAGraphTaskIsDestroyed) {
   input.remove_hook(key);
   set_check_finite(*replica.reducer, false);
   expect_reusable(replica);
+}
+
+// After a step that aborts at its end, this rank knows what its peers have learned from the step.
+class ReducerLateAbort : public testing::Test {
+ protected:
+  // All gradients arrive before the error.
+  void abort(Replica& replica, const Indices& arrival_order) {
+    const auto key = input.register_hook(
+        [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
+    EXPECT_THROW(replica.forward(arrival_order, input).backward(), std::domain_error);
+    input.remove_hook(key);
+    replica.clear_grads();
+  }
+
+  at::Tensor input = at::ones({}, at::kDouble).set_requires_grad(true);
+};
+
+TEST_F(ReducerLateAbort, TheBucketsAreRebuiltNext) {
+  Replica replica;
+  abort(replica, {1, 0, 2});
+  EXPECT_TRUE(replica.reducer->prepare_forward());
+  EXPECT_EQ(replica.reducer->state().arrival_order(), (Indices{1, 0, 2}));
+}
+
+TEST_F(ReducerLateAbort, AnUnusedBucketIsLeftOutNext) {
+  ReducerOptions options{kParamABucket, GraphMode::kFindUnused, false};
+  options.skip_unused_buckets = true;
+  Replica replica(options);
+  replica.learn();
+  abort(replica, {2, 0});
+  replica.forget_calls();
+  replica.step({2, 0});
+  EXPECT_EQ(replica.collective->all_reduces().size(), 3u) << "2 buckets and the used-map";
+}
+
+// The used-map of the step before the abort is unread.
+TEST_F(ReducerLateAbort, NoUsedMapIsWaitedFor) {
+  Replica replica(GraphMode::kFindUnused);
+  replica.learn();
+  replica.step();
+  replica.collective->log.clear();
+  abort(replica, {2, 1, 0});
+  for (const auto& event : replica.collective->log) {
+    EXPECT_EQ(event.rfind("wait", 0), std::string::npos) << event;
+  }
 }
 
 TEST_P(ReducerFailure, OtherThreadsMayLookWhileItWaits) {

@@ -13,16 +13,6 @@
 namespace ddpx {
 namespace {
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no UserError";
-  return "";
-}
-
 class ReducerManual : public testing::TestWithParam<GraphMode> {
  protected:
   ReducerManual() : replica(GetParam()) {
@@ -88,14 +78,7 @@ TEST_P(ReducerManual, AHookMayFinalizeBehindTheLastGradient) {
   for (int step = 0; step < 2; ++step) {
     replica.clear_grads();
     replica.forget_calls();
-    // The graph of the input ends behind the params.
-    replica.reducer->prepare_forward();
-    auto product = input * 1;
-    for (const auto param_index : Indices{0, 1, 2}) {
-      product = product * replica.params[param_index].sum();
-    }
-    replica.reducer->watch_outputs({product});
-    product.backward();
+    replica.forward({2, 1, 0}, input).backward();
     EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
     EXPECT_EQ(replica.grads(), kMeanGrads);
     EXPECT_EQ(num_calls, static_cast<std::size_t>(step) + 1);
@@ -227,50 +210,6 @@ INSTANTIATE_TEST_SUITE_P(
     ReducerManual,
     testing::Values(GraphMode::kDefault, GraphMode::kFindUnused, GraphMode::kStatic),
     [](const auto& info) { return mode_name(info.param); });
-
-TEST(ReducerManualMode, MissingGradientsAreReportedByFinalize) {
-  Replica replica;
-  replica.reducer->set_manual_finalization(true);
-  replica.step();
-  replica.reducer->finalize_backward();
-  replica.clear_grads();
-  replica.step({2, 1});
-  expect_mentions(
-      error_of([&] { replica.reducer->finalize_backward(); }), {"'w0'", "find_unused_parameters"});
-  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
-  EXPECT_TRUE(replica.params[0].grad().defined()) << "all other gradients were averaged";
-}
-
-TEST(ReducerManualMode, ALateGradientInABucketViewIsReportedByBoth) {
-  Replica replica(GraphMode::kDefault, kParamABucket, /*gradient_as_bucket_view=*/true);
-  replica.reducer->set_manual_finalization(true);
-  replica.step();
-  // No watched output shows that this is a backward.
-  EXPECT_THROW((replica.params[0].sum() * 2).backward(), UserError);
-  expect_mentions(
-      error_of([&] { replica.reducer->finalize_backward(); }), {"'w0'", "gradient_as_bucket_view"});
-}
-
-TEST(ReducerManualMode, AnUnusedBucketThatAPeerUsesIsReducedWithinBackward) {
-  ReducerOptions options{kParamABucket, GraphMode::kFindUnused, false};
-  options.skip_unused_buckets = true;
-  Replica replica(options);
-  replica.reducer->set_manual_finalization(true);
-  const auto step = [&](const Indices& order) {
-    replica.clear_grads();
-    replica.forget_calls();
-    replica.step(order);
-    const auto num_calls = replica.collective->all_reduces().size();
-    replica.reducer->finalize_backward();
-    EXPECT_EQ(replica.collective->all_reduces().size(), num_calls);
-    return num_calls;
-  };
-  const auto all = step({2, 1, 0});
-  step({2, 1});
-  EXPECT_EQ(step({2, 1}), all - 1) << "the bucket of w0 is skipped";
-  EXPECT_EQ(step({2, 1, 0}), all) << "and reduced behind the map";
-  EXPECT_EQ(replica.grads(), kMeanGrads);
-}
 
 }  // namespace
 }  // namespace ddpx

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "replica.h"
@@ -79,6 +80,19 @@ TEST_F(ReducerNoSync, AGradientThatAutogradGradTakesIsAnErrorWhereOneWasPrepared
   EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
 }
 
+TEST_F(ReducerNoSync, ABackwardForInputsIsNotTheOneThatWasPrepared) {
+  const auto loss = local_forward();
+  const auto input = at::ones({}, at::kDouble).set_requires_grad(true);
+  replica.reducer->prepare_forward();
+  const auto other = input * replica.params[0].sum();
+  replica.reducer->watch_outputs({other});
+  replica.reducer->prepare_for_backward();
+  torch::autograd::backward({other}, {}, std::nullopt, false, {input});
+  EXPECT_EQ(num_all_reduces(), 0u);
+  loss.backward();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
 TEST_F(ReducerNoSync, ResetForgetsThatABackwardWasPrepared) {
   replica.reducer->prepare_for_backward();
   replica.reducer->reset();
@@ -123,6 +137,10 @@ TEST_F(ReducerJoined, AnAnnouncedAverageAllowsLocalStepsBesideIt) {
   const auto loss = replica.forward({2, 1, 0});
   replica.reducer->announce_joined_step(false);
   local_forward().backward();
+  const auto local = local_forward();
+  replica.reducer->set_sync_enabled(false);
+  local.backward();
+  replica.reducer->set_sync_enabled(true);
   replica.clear_grads();
   loss.backward();
   EXPECT_EQ(replica.grads(), kMeanGrads);

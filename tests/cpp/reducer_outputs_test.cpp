@@ -68,6 +68,19 @@ TEST(ReducerOutputs, ABackwardWithoutSyncIsNoStep) {
   EXPECT_TRUE(replica.collective->all_reduces().empty());
 }
 
+// Another output of the forward excuses a missing gradient. A backward that bypasses the wrapper
+// has no such output.
+TEST(ReducerOutputs, AnEarlierBackwardExcusesNoMissingGradientOfABypass) {
+  Replica replica;
+  replica.step();
+  try {
+    (replica.params[2].sum() * 6).backward();
+    ADD_FAILURE() << "no error";
+  } catch (const UserError& error) {
+    expect_mentions(error.what(), {"2 parameters got no gradient", "'w0', 'w1'"});
+  }
+}
+
 // ---- two outputs -------------------------------------------------------------------------------
 
 class ReducerTwoOutputs : public testing::Test {
@@ -196,6 +209,44 @@ TEST(ReducerAutogradGrad, OfParamsThatChangeAfterwardsIsAnErrorAtTheNextForward)
     replica.step();
     EXPECT_EQ(replica.grads(), kMeanGrads);
   }
+}
+
+TEST(ReducerAutogradGrad, AChangeBetweenTwoCallsIsAnError) {
+  Replica replica;
+  const auto output = replica.forward({2, 1, 0});
+  const auto take = [&] {
+    torch::autograd::grad({output}, {replica.params[0]}, {}, /*retain_graph=*/true);
+  };
+  take();
+  {
+    const at::NoGradGuard no_grad;
+    replica.params[0].mul_(1);
+  }
+  take();
+  EXPECT_THROW(replica.reducer->prepare_forward(), UserError);
+}
+
+// A change of `param.data` leaves the version of the param as it is.
+TEST(ReducerAutogradGrad, AChangeOfOneElementWithoutAVersionIsAnError) {
+  for (int64_t element = 0; element < 3; ++element) {
+    Replica replica;
+    const auto output = replica.forward({2, 1, 0});
+    torch::autograd::grad({output}, {replica.params[2]});
+    replica.params[2].variable_data()[element].zero_();
+    EXPECT_THROW(replica.reducer->prepare_forward(), UserError) << "element " << element;
+  }
+}
+
+TEST(ReducerAutogradGrad, OfParamsThatChangeInANewGroupIsNoError) {
+  Replica replica;
+  const auto output = replica.forward({2, 1, 0});
+  torch::autograd::grad({output}, {replica.params[0]});
+  replica.reducer->set_collective(replica.collective);
+  {
+    const at::NoGradGuard no_grad;
+    replica.params[0].mul_(1);
+  }
+  EXPECT_NO_THROW(replica.reducer->prepare_forward());
 }
 
 TEST(ReducerAutogradGrad, WithoutSyncReturnsLocalGradients) {

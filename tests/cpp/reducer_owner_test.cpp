@@ -1,5 +1,6 @@
 // Several reducers of the same params: one of them averages, and all keep their settings.
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <memory>
 #include <string>
@@ -103,6 +104,15 @@ TEST(ReducerOwner, AnOutputOfAReducerWithOtherParamsRaises) {
   }
   expect_mentions(text, {"'w1'", "'w2'", "would not be averaged"});
   EXPECT_EQ(text.find("'w0'"), std::string::npos) << text;
+}
+
+TEST(ReducerOwner, AReducerThatHasYieldedAllowsAutogradGradWhereABackwardWasPrepared) {
+  Replica replica;
+  replica.reducer->prepare_for_backward();
+  Second second(replica);
+  replica.reducer->yield_to(*second.reducer);
+  const auto grads = torch::autograd::grad({replica.params[1].sum()}, {replica.params[1]});
+  EXPECT_EQ(grads.front()[0].item<double>(), 1.);
 }
 
 TEST(ReducerOwner, NoReducerYieldsWithinABackward) {

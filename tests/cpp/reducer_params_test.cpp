@@ -3,6 +3,7 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -102,6 +103,41 @@ TEST(ReducerCast, AParamThatWasCastToAndFroIsAveragedAgain) {
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
+TEST(ReducerCast, AFrozenParamMayBeCastToAndFro) {
+  Replica replica;
+  replica.learn();
+  auto& param = replica.params[1];
+  param.set_requires_grad(false);
+  param.set_data(param.to(at::kFloat));
+  param.set_data(param.to(at::kDouble));
+  replica.step();
+  EXPECT_EQ(replica.grads(), (Grads{30., std::nullopt, 15.}));
+  param.set_requires_grad(true);
+  replica.clear_grads();
+  replica.step();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST(ReducerCast, AParamOfAnotherSizeIsReported) {
+  Replica replica;
+  replica.learn();
+  auto& param = replica.params[1];
+  param.set_data(param.to(at::kFloat));
+  param.set_data(at::ones({5}, at::kDouble));
+  expect_mentions(replica.failing_step(), {"changed dtype, device or shape", "'w1'"});
+}
+
+TEST(ReducerFrozenHere, ItsGradientIsNotCheckedForNan) {
+  for (const int num_ranks : {1, 4}) {
+    Replica replica;
+    replica.reducer->set_collective(std::make_shared<FakeCollective>(0, num_ranks));
+    set_check_finite(*replica.reducer, true);
+    replica.params[1].set_requires_grad(false);
+    replica.params[1].mutable_grad() = at::full({2}, std::nan(""), at::kDouble);
+    EXPECT_NO_THROW(replica.step());
+  }
+}
+
 TEST(ReducerBystander, OneThatWasUnfrozenIsReported) {
   const auto param = at::ones({2}, at::kDouble).set_requires_grad(true);
   const auto frozen = at::ones({2}, at::kDouble);
@@ -137,13 +173,7 @@ TEST_P(ReducerAbort, AfterTheLastGradientItLetsPeersFinish) {
     }
     const auto input = at::ones({}, at::kDouble).set_requires_grad(true);
     input.register_hook([](at::Tensor) -> void { throw std::domain_error("dies late"); });
-    replica.reducer->prepare_forward();
-    auto product = input * 1;  // its gradient comes after those of the params
-    for (const std::size_t param_index : {0, 1, 2}) {
-      product = product * replica.params[param_index].sum();
-    }
-    replica.reducer->watch_outputs({product});
-    EXPECT_THROW(product.backward(), std::domain_error);
+    EXPECT_THROW(replica.forward({2, 1, 0}, input).backward(), std::domain_error);
     const bool agrees_on_use =
         GetParam() == GraphMode::kFindUnused || (GetParam() == GraphMode::kStatic && first_step);
     EXPECT_EQ(replica.collective->all_reduces().size(), agrees_on_use ? 4u : 3u);

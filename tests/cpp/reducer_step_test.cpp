@@ -149,6 +149,29 @@ INSTANTIATE_TEST_SUITE_P(Views, ReducerUnused, testing::Bool(), [](const auto& i
   return info.param ? "View" : "Copy";
 });
 
+// As in DDP, the average has the change. The gradient of the first step lies in its slot when it
+// arrives.
+TEST(ReducerViews, AChangeOfAGradientInItsSlotIsNoError) {
+  Replica replica(GraphMode::kDefault, kParamABucket, /*gradient_as_bucket_view=*/true);
+  const auto key = replica.params[0].register_hook(
+      [&](at::Tensor) { replica.params[2].mutable_grad().mul_(2); });  // after its arrival
+  replica.step({2, 1, 0});
+  replica.params[0].remove_hook(key);
+  EXPECT_EQ(replica.grads(), (Grads{30., 20., 30.}));
+}
+
+TEST(ReducerViews, TheHistoryOfAGradientEndsWithItsStep) {
+  Replica replica(GraphMode::kDefault, kParamABucket, /*gradient_as_bucket_view=*/true);
+  replica.learn();
+  replica.step();
+  replica.params[0].mutable_grad().mul_(at::ones({}, at::kDouble).set_requires_grad(true));
+  EXPECT_TRUE(replica.params[0].grad().requires_grad());
+  replica.clear_grads();
+  replica.step();
+  EXPECT_FALSE(replica.params[0].grad().requires_grad());
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
 TEST(ReducerStatic, AParamThatTheGraphNeverReachesKeepsItsGradientUndefined) {
   Replica replica(GraphMode::kStatic);
   for (int step = 0; step < 4; ++step) {

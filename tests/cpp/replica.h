@@ -6,6 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,10 +57,12 @@ class Replica {
     reducer = Reducer::create(reducer_params, options, collective, {}, std::move(watch));
   }
 
-  // A loss whose backward brings the gradients of these params in this order.
-  at::Tensor forward(const Indices& arrival_order) {
+  // A loss whose backward brings the gradients of these params in this order, and then the gradient
+  // of `input`.
+  at::Tensor forward(
+      const Indices& arrival_order, const at::Tensor& input = at::ones({}, at::kDouble)) {
     reducer->prepare_forward();
-    auto product = at::ones({}, at::kDouble);
+    auto product = input * 1;
     for (auto param_index = arrival_order.rbegin(); param_index != arrival_order.rend();
          ++param_index) {
       product = product * params[*param_index].sum();
@@ -128,6 +131,17 @@ class Replica {
     return elements[0];
   }
 };
+
+// The text of the UserError that `call` must throw.
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no UserError";
+  return "";
+}
 
 inline std::string mode_name(GraphMode mode) {
   switch (mode) {

@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 
+#include "observe/event_log.h"
 #include "replica.h"
 
 namespace ddpx {
@@ -67,6 +68,19 @@ TEST(StepClock, SamplesEveryNthStepAfterTheFirstTen) {
     }
   }
   EXPECT_EQ(reported, (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 21}));
+}
+
+TEST(StepClock, CommunicationStartsWithTheFirstLaunch) {
+  StepClock clock;
+  clock.record_launch(0);
+  const auto after_first = steady_now();
+  while (steady_now() == after_first) {
+  }
+  clock.record_launch(0);
+  clock.end_step(0);
+  const auto comm_start = clock.report().moments[static_cast<std::size_t>(Moment::kCommStart)];
+  EXPECT_LE(comm_start, after_first);
+  EXPECT_EQ(clock.report().num_launches, 2);
 }
 
 TEST(StepClock, WithoutAForwardThereIsNoTimeForIt) {
