@@ -134,6 +134,17 @@ TEST(ReducerAverage, AForwardWithoutAWeightRaises) {
   expect_mentions(replica.failing_step(), {"this forward has no weight"});
 }
 
+// As a checkpoint of the wrapper makes it.
+TEST(ReducerAverage, AForwardWithinABackwardNeedsNoWeight) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_weight(2);
+  const auto loss = replica.forward({2, 1, 0});
+  loss.register_hook(
+      [&](const at::Tensor&) { EXPECT_NO_THROW(replica.reducer->prepare_forward()); });
+  loss.backward();
+  EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+}
+
 TEST(ReducerAverage, ASecondBackwardOfOneForwardRaises) {
   auto replica = with_average(Average::kWeights);
   replica.reducer->set_weight(2);

@@ -161,6 +161,18 @@ TEST_P(ReducerFailure, OtherThreadsMayLookWhileItWaits) {
   replica.collective->on_wait = succeed;
 }
 
+TEST_P(ReducerFailure, AForwardOnAnotherThreadIsNoErrorWithinABackward) {
+  std::future<bool> call;
+  const auto key = replica.params[0].register_hook([&](at::Tensor) {
+    call = std::async(std::launch::async, [&] { return replica.reducer->prepare_forward(); });
+    ASSERT_EQ(call.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  });
+  replica.step();
+  replica.params[0].remove_hook(key);
+  EXPECT_FALSE(call.get());
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
 TEST_P(ReducerFailure, ACollectiveThatIsNeverDoneFailsInsteadOfHanging) {
   const auto succeed = replica.collective->on_wait;
   replica.collective->on_wait = [](std::size_t) {};

@@ -48,6 +48,20 @@ TEST(ReducerManualMode, ALateGradientOutsideTheBucketIsNoChangeOfTheScript) {
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
+TEST(ReducerManualMode, ABackwardOfALocalForwardHasNothingToFinalize) {
+  Replica replica;
+  replica.reducer->set_manual_finalization(true);
+  replica.reducer->set_sync_enabled(false);
+  const auto loss = replica.forward({2, 1, 0});
+  replica.reducer->set_sync_enabled(true);
+  std::string error;
+  replica.params[2].register_hook(
+      [&](at::Tensor) { error = error_of([&] { replica.reducer->finalize_backward(); }); });
+  loss.backward();
+  expect_mentions(error, {"No synchronized backward has run since the last finalization"});
+  EXPECT_EQ(replica.grads(), kLocalGrads);
+}
+
 TEST(ReducerManualMode, APendingStepAllowsAutogradGrad) {
   Replica replica;
   replica.reducer->set_manual_finalization(true);

@@ -1,8 +1,10 @@
 // Several reducers of the same params: one of them averages, and all keep their settings.
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -113,6 +115,48 @@ TEST(ReducerOwner, AReducerThatHasYieldedAllowsAutogradGradWhereABackwardWasPrep
   replica.reducer->yield_to(*second.reducer);
   const auto grads = torch::autograd::grad({replica.params[1].sum()}, {replica.params[1]});
   EXPECT_EQ(grads.front()[0].item<double>(), 1.);
+}
+
+TEST(ReducerOwner, ABackwardForInputsTakesNoParamsBack) {
+  Replica replica;
+  const auto input = at::ones({}, at::kDouble).set_requires_grad(true);
+  const auto loss = replica.forward({2, 1, 0}, input);
+  Second part(replica, 2);
+  replica.reducer->yield_to(*part.reducer);
+  torch::autograd::backward({loss}, {}, std::nullopt, false, {input});
+  EXPECT_TRUE(replica.reducer->yielded());
+}
+
+TEST(ReducerOwner, AReducerThatHasYieldedMakesNoStepOfALossThatReachesNoParam) {
+  Replica replica(GraphMode::kFindUnused);
+  replica.learn();
+  Second second(replica);
+  replica.reducer->yield_to(*second.reducer);
+  const auto output = at::ones({}, at::kDouble).set_requires_grad(true) * 2;
+  replica.reducer->watch_outputs({output});
+  output.backward();
+  EXPECT_TRUE(replica.collective->all_reduces().empty());
+}
+
+// The owner knows of the gradients.
+TEST(ReducerOwner, AReducerThatHasYieldedRemembersNoGradientOfAutogradGrad) {
+  Replica replica;
+  Second second(replica);
+  replica.reducer->yield_to(*second.reducer);
+  torch::autograd::grad({replica.forward({2, 1, 0})}, {replica.params[0]});
+  {
+    const at::NoGradGuard no_grad;
+    replica.params[0].mul_(1);
+  }
+  EXPECT_NO_THROW(replica.reducer->prepare_forward());
+}
+
+TEST(ReducerOwner, AReducerThatHasYieldedExpectsNoBackward) {
+  Replica replica;
+  replica.forward({2, 1, 0});
+  Second second(replica);
+  replica.reducer->yield_to(*second.reducer);
+  EXPECT_NO_THROW(replica.reducer->set_manual_finalization(true));
 }
 
 TEST(ReducerOwner, NoReducerYieldsWithinABackward) {

@@ -184,6 +184,23 @@ TEST(ReducerStatic, AParamThatTheGraphNeverReachesKeepsItsGradientUndefined) {
   }
 }
 
+TEST(ReducerSparse, AnAverageByWeightMayHaveARowTwice) {
+  const auto weight = at::ones({4, 2}, at::kDouble).set_requires_grad(true);
+  ReducerOptions options{kOneBucket, GraphMode::kDefault, false};
+  options.average = Average::kWeights;
+  const auto reducer =
+      Reducer::create({{weight, "weight", true}}, options, std::make_shared<FakeCollective>(0, 2));
+  reducer->set_weight(1);
+  reducer->prepare_forward();
+  const auto rows = at::tensor({3, 1, 3}, at::kLong);
+  const auto output = at::embedding(weight, rows, -1, false, /*sparse=*/true).sum();
+  reducer->watch_outputs({output});
+  output.backward();
+  const auto sum = weight.grad().coalesce();
+  EXPECT_EQ(sum._nnz(), 2);
+  EXPECT_TRUE(sum._values().equal(at::tensor({1., 1., 2., 2.}, at::kDouble).view({2, 2})));
+}
+
 TEST(ReducerSparse, ASparseGradientIsAveragedInABucketOfItsOwn) {
   const auto weight = at::ones({4, 2}, at::kDouble).set_requires_grad(true);
   const auto bias = at::ones({2}, at::kDouble).set_requires_grad(true);
