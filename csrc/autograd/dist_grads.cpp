@@ -1,5 +1,7 @@
 #include "dist_grads.h"
 
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/autograd/context/container.h>
 #include <torch/csrc/distributed/autograd/context/context.h>
 
 #include <algorithm>
@@ -9,7 +11,24 @@
 
 namespace ddpx {
 
+using torch::distributed::autograd::DistAutogradContainer;
+using torch::distributed::autograd::DistAutogradContext;
 using torch::distributed::autograd::ThreadLocalDistAutogradContext;
+
+namespace {
+
+// Whether the script has left the context. A thread of the engine may hold the context for a moment
+// longer.
+bool has_ended(const DistAutogradContext& context) {
+  try {
+    DistAutogradContainer::getInstance().isValidContext(context.contextId());
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  }
+}
+
+}  // namespace
 
 void DistGrads::begin(const std::vector<at::Tensor>& params) {
   active_ = true;
@@ -40,7 +59,7 @@ void DistGrads::pull(const at::Tensor& param) {
 
 bool DistGrads::has_any(const std::vector<at::Tensor>& params) const {
   const auto context = context_.lock();
-  if (!context) {
+  if (!context || has_ended(*context)) {
     return false;
   }
   const auto grads = context->getGradients();

@@ -32,7 +32,8 @@ class DistGrads {
   // Sets `param.grad` to the gradient in the map. Without effect if the map has none.
   void pull(const at::Tensor& param);
 
-  // Whether the map of the last context has gradients of these params that are not averaged yet.
+  // Whether the map of the last context has gradients of these params that are not averaged yet. A
+  // context that has ended has none.
   bool has_any(const std::vector<at::Tensor>& params) const;
 
   // Whether a step has averaged gradients in this context before.

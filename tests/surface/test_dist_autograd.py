@@ -275,6 +275,9 @@ def _check_average(rank: int, folder: str, front: Callable[..., Wrapper], mode: 
                 assert param.grad is None
             with dist_autograd.context() as context_id:  # ends without an averaged backward
                 _micro_step(model, context_id, number, average, sync=False)
+                # A thread of the engine may hold the context, too, for a moment.
+                held = dist_autograd._retrieve_context(context_id)
+        del held
     _end()
 
 
