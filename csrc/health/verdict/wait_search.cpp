@@ -1,7 +1,6 @@
 #include "wait_search.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace ddpx::health {
 namespace {
@@ -118,13 +117,14 @@ bool WaitSearch::is_late(const Peer& peer, const Activity& own, bool* is_certain
 
 int64_t WaitSearch::last_left_ns(int64_t now_ns) {
   const auto peers = state_.peers.all();
-  const auto num_left = std::count_if(peers.begin(), peers.end(), [](const auto& peer) {
-    return peer && (peer->presence() == Presence::kLeft || peer->ended());
-  });
-  if (std::exchange(num_left_, num_left) != num_left) {
-    left_ns_ = now_ns;
+  int64_t last = 0;
+  for (std::size_t rank = 0; rank < peers.size(); ++rank) {
+    const auto& peer = peers[rank];
+    const bool has_left = peer && (peer->presence() == Presence::kLeft || peer->ended());
+    left_ns_[rank] = !has_left ? 0 : left_ns_[rank] != 0 ? left_ns_[rank] : now_ns;
+    last = std::max(last, left_ns_[rank]);
   }
-  return left_ns_;
+  return last;
 }
 
 std::vector<int> WaitSearch::late_devices(const Activity& waiting) const {

@@ -1,7 +1,6 @@
 // The search for the ranks that this rank waits for.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -48,7 +47,9 @@ struct Wait {
 class WaitSearch {
  public:
   explicit WaitSearch(const GroupState& state)
-      : state_(state), late_(static_cast<std::size_t>(state.group.world_size)) {}
+      : state_(state),
+        late_(static_cast<std::size_t>(state.group.world_size)),
+        left_ns_(late_.size()) {}
 
   // nullopt if this rank waits for no other rank.
   std::optional<Wait> find(int64_t now_ns);
@@ -68,9 +69,8 @@ class WaitSearch {
   std::vector<int> late_devices(const Activity& waiting) const;
 
   const GroupState& state_;
-  std::vector<Late> late_;       // by rank
-  std::ptrdiff_t num_left_ = 0;  // ranks that have left or ended
-  int64_t left_ns_ = 0;          // when this rank detected the last of them
+  std::vector<Late> late_;        // by rank
+  std::vector<int64_t> left_ns_;  // by rank, when this rank detected that it left or ended; or 0
 };
 
 // The ranks that have not reached the call. For a wait of the host, this function finds them, with
