@@ -20,7 +20,7 @@ struct StepHistory {
       : arrivals(num_params, mode), order(num_params, rebuilds), use(num_params, device) {}
 
   // Forgets all steps. The prediction of unused params stays. So do the marks of local backwards,
-  // because the gradients of these backwards stay.
+  // because the gradients of these backwards may stay.
   void start_over(c10::Device device, GraphMode mode, bool rebuilds) {
     const auto num_params = use.prediction.num_params();
     arrivals = ArrivalHistory(num_params, mode);

@@ -102,7 +102,15 @@ void ReducerContext::start_over(
   progress.num_steps = steps_ended;
   collective = std::move(group);
   history.start_over(params.device(), mode, options.rebuilds_buckets(mode));
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (!grad_of(params.leaves()[i]).defined()) {
+      history.use.map.unmark(i);
+    }
+  }
   script_grads.taken.clear();
+  if (!weights.has_grads() && !weights.has_lost()) {
+    weights.forget();
+  }
   weights.replace_unread(std::nullopt);
   install(std::move(plan), std::move(allocated));
 }

@@ -17,7 +17,7 @@ struct Failure {
   int culprit = -1;  // the rank that caused the failure, or -1
 };
 
-// Without the opening of the error.
+// The failure has the error's text without its opening.
 Failure failure_of(const Error& error);
 
 // Declares a failure. Returns false if another failure is the first. Allocates no memory.

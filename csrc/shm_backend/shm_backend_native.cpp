@@ -75,7 +75,7 @@ ShmBackend::Work ShmBackend::submit(
     return work;
   }
   try {
-    // On this thread: waking the group's thread would take a core from a peer.
+    // The operation runs on this thread: the group's thread would take a core from a peer.
     local->run(std::move(call), end);
   } catch (...) {
     if (!work->isCompleted()) {

@@ -73,7 +73,7 @@ class State:
             if id(param) in self._ignored or name in sharded
         }
         ignored |= {name for name, _ in module.named_buffers()}
-        self._bound.arguments["module"] = module  # install() takes it out again
+        self._bound.arguments["module"] = module
         install(module, self._bound, frozenset(ignored))
         front = hooks_of(module)
         assert front is not None
@@ -81,6 +81,7 @@ class State:
         front.require_backward_grad_sync = self._syncs
         for args, kwargs in self._comm_hooks:
             front.register_comm_hook(*args, **kwargs)
+        self._bound.arguments.clear()  # the process group, for example, may end before the module
         return front
 
 

@@ -35,7 +35,8 @@ class ReduceCost:
                 "the cost of all-reduces needs two positive sizes and times, and one time for each "
                 f"size, but got {points}"
             )
-        self._sizes, self._times = torch.tensor(points, dtype=torch.float64, device="cpu").T
+        values = torch.tensor(points, dtype=torch.float64, device="cpu")
+        self._sizes, self._times = values.T.contiguous()
         # A noisy measurement must not make a larger all-reduce the faster one.
         self._times = self._times.cummax(0).values
         self._slopes = self._times.diff() / self._sizes.diff()

@@ -235,7 +235,8 @@ class Reducer(_C.Reducer):
         """
         if self.phase.name == "READY":
             raise RuntimeError(
-                f"[ddpx rank {self.process_group.rank()}] Expected to have finalized the prior "
+                f"[ddpx rank {self.process_group.rank()}, step {self.num_steps}, phase end of "
+                "backward, before finalize_backward()] Expected to have finalized the prior "
                 "backward pass before starting a new one. The gradients of that backward pass are "
                 "not averaged yet. Call finalize_backward() after backward() when "
                 "require_manual_backward_finalization is true."

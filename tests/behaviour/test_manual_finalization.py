@@ -281,12 +281,12 @@ def _check_pending_survives() -> None:
 def _check_reducer_is_finalized(cls: Any, mode: str) -> None:
     """DDP's check, for scripts: whether the last step has ended."""
     model = wrap_model(cls, mode, manual=True)
-    for _ in range(3):
+    for step in range(3):
         run_step(model)
+        where = f"step {step}, phase end of backward, " if cls is ReducerDDP else ""
+        words = rf"(?s){where}.*Expected to have fin.*finalize_backward\(\)"
         for owner in (model, model.reducer):
-            with pytest.raises(
-                RuntimeError, match=r"(?s)Expected to have fin.*finalize_backward\(\)"
-            ):
+            with pytest.raises(RuntimeError, match=words):
                 owner._check_reducer_finalized()
         model.finalize_backward()
         model._check_reducer_finalized()

@@ -126,6 +126,21 @@ TEST(ReducerAverage, LostWeightsAreReportedInANewGroup) {
   expect_mentions(replica.failing_step(), {"weights of earlier forwards are forgotten"});
 }
 
+// A collective call of the script failed between forward and backward, for example.
+TEST(ReducerAverage, AForwardWithoutABackwardDoesNotCountInANewGroup) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_weight(5);
+  const auto loss = replica.forward({2, 1, 0});
+  replica.reducer->set_collective(replica.collective);
+  replica.reducer->set_weight(3);
+  replica.step();
+  const auto grads = replica.grads();
+  auto other = with_average(Average::kWeights);
+  other.reducer->set_weight(3);
+  other.step();
+  EXPECT_EQ(grads, other.grads());
+}
+
 TEST(ReducerAverage, AForwardWithoutAWeightRaises) {
   auto replica = with_average(Average::kWeights);
   expect_mentions(

@@ -120,6 +120,17 @@ TEST_P(UnreachedParams, ALocalGradientIsAveragedInANewGroup) {
   EXPECT_EQ(replica.grads()[1], 20.);
 }
 
+TEST_P(UnreachedParams, ALocalGradientThatWasDroppedIsUnusedInANewGroup) {
+  replica.learn({2, 1, 0});
+  replica.reducer->set_sync_enabled(false);
+  replica.step({2, 1, 0});
+  replica.reducer->set_sync_enabled(true);
+  replica.clear_grads();
+  replica.reducer->set_collective(replica.collective);
+  replica.step({2, 0});
+  EXPECT_FALSE(replica.params[1].grad().defined());
+}
+
 TEST_P(UnreachedParams, ALossThatReachesNoParamLaunchesWhereBackwardStarts) {
   replica.learn();
   auto input = at::ones({}, at::kDouble).set_requires_grad(true);

@@ -214,3 +214,21 @@ def _check_deletion() -> None:
 def test_a_module_that_is_deleted(ranks):
     """Before its first forward, and after a step."""
     ranks(2).run(_check_deletion)
+
+
+def _check_group_of_a_front() -> bool:
+    """Nothing but the front holds the group after the first forward."""
+    group = dist.new_group()
+    with ddpx.patch_ddp(replicate=True):
+        module = _replicate()(Net(), process_group=group)
+    module(torch.ones(2, 4)).sum().backward()
+    dist.destroy_process_group(group)
+    ddpx.unreplicate(module)
+    gone = weakref.ref(group)
+    del group
+    gc.collect()
+    return gone() is None
+
+
+def test_a_group_that_ends_before_the_module(ranks):
+    assert ranks(2).run(_check_group_of_a_front) == [True, True]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -114,3 +116,9 @@ def test_costs():
     ):
         with pytest.raises(ValueError, match="two positive sizes"):
             ReduceCost(points)
+
+
+def test_costs_warn_of_nothing() -> None:
+    """torch warns once a process, so the costs are computed in a new one."""
+    script = "from ddpx.planning import ReduceCost; ReduceCost([(1, 1.0), (2, 2.0)])(1)"
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", script], check=True)

@@ -42,8 +42,8 @@ class Replica:
         post_sync: The hooks that run after a synchronized backward.
         uneven: The state of join contexts.
         search: The search of the best bucket plan, while it measures.
-        plan_report: The result of the search. None without ``bucket_cap_mb="auto"``, and while
-            ``search`` is set.
+        plan_report: The result of the last search that ended. None without
+            ``bucket_cap_mb="auto"``.
         error: The last error outside the reducer, for logging data.
     """
 
