@@ -132,9 +132,8 @@ static_assert(kOutsideStep.on_one_host < kConnectionLost.on_one_host);
 static_assert(kOutsideStep.between_hosts >= kHostSilence + kReadIsOld + kFastPeriod);
 static_assert(kConnectionLost.between_hosts > kOutsideStep.between_hosts);
 
-constexpr int64_t kAllHadTime =
-    500 * kMillisecond;                         // the time to publish a cause that few ranks know
-constexpr int64_t kLeastTimeout = 1 * kSecond;  // the shortest wait that a timeout can end
+constexpr int64_t kAllHadTime = 500 * kMillisecond;  // each rank has published its cause by then
+constexpr int64_t kLeastTimeout = 1 * kSecond;       // the shortest wait that a timeout can end
 constexpr int64_t kSlowStore = 3500 * kMillisecond;  // the wait for a store that is slow
 constexpr int64_t kEndedStore = 500 * kMillisecond;  // the search goes on without the store
 static_assert(kSlowStore > kSlowestAnswer && kSlowStore < kOutsideStep.between_hosts);
