@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -178,6 +179,17 @@ def _hook_by_environment() -> None:
         _train(model, 3)
 
 
+def _hook_at_any_step() -> None:
+    """A search that has been given up measures no more, whatever it would have done next."""
+    with patch.dict(os.environ, {CAP_VARIABLE: "auto"}), short_search():
+        for steps in range(1, SHORT.warm_up + SHORT.arrivals + 3):
+            model = ddpx.ReducerDDP(_module())
+            _train(model, steps)
+            with pytest.warns(UserWarning, match="has no effect"):
+                model.register_comm_hook(None, allreduce_hook)
+            _train(model, 1)
+
+
 def _uneven_inputs() -> None:
     """Ranks join in turn, also without any batch. Then the search goes on."""
     with short_search():
@@ -291,6 +303,24 @@ def _calls_of_the_script_between() -> None:
         _have_one_plan(model)
 
 
+def _errors_after_steps_of_one_rank() -> None:
+    """The step has ended, but the error comes before the search. The next forward continues it."""
+    with short_search():
+        model = _auto()
+
+        def fail(param: torch.Tensor) -> None:
+            if dist.get_rank() == 0:
+                raise ArithmeticError("on purpose")
+
+        ddpx.register_post_sync_hook(model, model.module[0].bias, fail)
+        for _ in range(STEPS):
+            with suppress(ArithmeticError):
+                _train(model, 1)
+        model(torch.randn(4, 16))
+        assert _report(model).final
+        _have_one_plan(model)
+
+
 def _an_exception_ends_a_join_context() -> None:
     """One rank keeps the exception, whose traceback keeps the context alive."""
     with short_search():
@@ -328,6 +358,7 @@ USAGES: dict[str, Callable[[], None]] = {
         _same_on_all_ranks,
         _copies,
         _hook_by_environment,
+        _hook_at_any_step,
         _uneven_inputs,
         _different_numbers_of_forwards,
         _two_wrappers_and_buffers,
@@ -336,6 +367,7 @@ USAGES: dict[str, Callable[[], None]] = {
         _other_group,
         _steps_without_a_forward,
         _calls_of_the_script_between,
+        _errors_after_steps_of_one_rank,
         _an_exception_ends_a_join_context,
     )
 }

@@ -49,6 +49,12 @@ def test_local_micro_steps_do_not_count():
     assert times_of_steps(events, range(5, 6)) == [pytest.approx((0.010, 0.007))]
 
 
+def test_events_after_the_end_of_a_step_do_not_count():
+    late = [(120, 5, KIND.FORWARD_BEGIN, 0), (122, 5, KIND.BACKWARD_BEGIN, 0)]
+    events = _events(*_step(5, 100), *late)
+    assert times_of_steps(events, range(5, 6)) == [pytest.approx((0.010, 0.007))]
+
+
 def test_what_is_missing_is_0():
     without_forward = _step(5, 100)[1:]
     without_end = _step(6, 120)[:-1]
