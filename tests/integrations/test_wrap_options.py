@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpx.integrations.options import WrapOptions
+from ddpx.integrations.options import WrapOptions, init_group
 from ddpx.timeline import Timeline
 
 
@@ -51,3 +51,14 @@ def test_a_wrong_number_of_steps_is_an_error(number):
 def test_a_number_of_steps_needs_a_folder():
     with pytest.raises(ValueError, match="timeline_steps=3 needs a folder: pass timeline="):
         WrapOptions(timeline_steps=3)
+
+
+def test_an_existing_group_is_kept(tmp_path, monkeypatch):
+    """A launcher has set WORLD_SIZE."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        init_group("shm")
+        assert dist.get_backend() == "gloo"
+    finally:
+        dist.destroy_process_group()

@@ -4,10 +4,13 @@ ranks."""
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from mortal_jobs import LATE, PHASES, SHRINK_PHASES, Job, Kill, Report, assert_same, run_job
 from short_search import short_search
 from torch import nn
@@ -168,3 +171,25 @@ def _searching(module: nn.Module, bucket_cap_mb: float, **options: Any) -> ddpx.
 def test_during_a_search(step):
     """The survivors search again."""
     check(Job(3, "gloo", step + 34, (Kill(1, step, "in flight"),), front=_searching))
+
+
+def _check_buffers() -> None:
+    """What ranks have begun before the loss has no effect on forwards with the new ranks."""
+    model = ddpx.ReducerDDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+
+    def never_ends(state: object, buffers: object) -> list[torch.futures.Future]:
+        return [torch.futures.Future()]
+
+    model._register_buffer_comm_hook(None, never_ends)
+    with nullcontext() if dist.get_rank() else model.no_sync():
+        model(torch.ones(2, 4))
+    model._ddpx.move_to(dist.new_group(), num_steps=0)  # as ddpx.shrink() does
+    model.buffer_hook = None
+    model.module[1].running_mean.fill_(dist.get_rank())
+    model.train(False)
+    model(torch.ones(2, 4)).sum().backward()
+    assert not model.module[1].running_mean.any()
+
+
+def test_buffers_after_a_loss(ranks):
+    ranks(2).run(_check_buffers, timeout=30.0)

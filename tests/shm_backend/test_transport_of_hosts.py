@@ -88,6 +88,24 @@ def test_only_the_choice_shm_leaves_the_group(ranks, choices):
         assert "Set DDPX_TRANSPORT=shm to use shared memory within hosts" in line
 
 
+def _lines_of_later_ranks() -> list[str]:
+    group = dist.new_group([2, 3])
+    os.environ["DDPX_SHM_HOST_IDENTITY"] = str(dist.get_rank())
+    try:
+        with _log() as lines:
+            if dist.get_rank() >= 2:
+                _wrap(group, "auto")
+            return lines
+    finally:
+        del os.environ["DDPX_SHM_HOST_IDENTITY"]
+
+
+def test_the_log_has_the_rank_of_the_job(ranks):
+    results = ranks(4).run(_lines_of_later_ranks)
+    assert [len(lines) for lines in results] == [0, 0, 1, 0]
+    assert results[2][0].startswith("[ddpx rank 2] gradients are averaged over gloo")
+
+
 def _keeps_nothing() -> bool:
     with _group_of("aabb") as group:
         model = _wrap(group, "auto")

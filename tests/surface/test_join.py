@@ -4,6 +4,7 @@ DDP."""
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from ddpx import RankStalled, ReducerDDP
+from ddpx import RankStalled, ReducerDDP, peer_status
 
 Log = list[dict[str, torch.Tensor]]
 
@@ -400,3 +401,27 @@ def _check_one_backward_through_two_wrappers() -> None:
 def test_one_backward_through_two_wrappers(ranks):
     """DDP's processes crash."""
     ranks(2).run(_check_one_backward_through_two_wrappers)
+
+
+class _Watching(ReducerDDP):
+    """Rank 0 looks at rank 1 before it sends its buffers."""
+
+    seen = ""
+
+    def _sync_module_buffers(self, authoritative_rank: int) -> None:
+        if dist.get_rank() == 0:
+            time.sleep(0.3)
+            self.seen = peer_status(self)[1].doing or ""
+        super()._sync_module_buffers(authoritative_rank)
+
+
+def _joined_rank_waits_for_buffers() -> str:
+    model = _Watching(_Normed())
+    with model.join():
+        for _ in range(2 - dist.get_rank()):
+            mlp_step(model)
+    return model.seen
+
+
+def test_a_rank_without_inputs_waits_for_buffers(ranks):
+    assert "buffers" in ranks(2).run(_joined_rank_waits_for_buffers)[0]

@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 from recorded_models import record_mode, train_unaware
 
+from ddpx import _C
 from ddpx.timeline import Timeline
 
 
@@ -105,6 +106,21 @@ def test_events_that_are_none(ranks, tmp_path):
         _edit(tmp_path / "rank0.json", events=events)
         with pytest.raises(ValueError, match="holds no usable timeline of ddpx"):
             Timeline.load(tmp_path)
+
+
+def test_an_end_that_was_recorded_late_is_the_end_of_the_wait(ranks, tmp_path):
+    """The thread that records the end of an all-reduce may run after the thread that waits."""
+    ranks(2).run(train_unaware, str(tmp_path))
+    path = tmp_path / "rank0.json"
+    events = json.loads(path.read_text())["ddpx"]["ranks"][0]["events"]
+    last = max(time_ns for time_ns, *_ in events)
+    completed = int(_C.EventKind.COMPLETED)
+    events = [event for event in events if event[2] != completed] + [
+        [last, *event[1:]] for event in events if event[2] == completed
+    ]
+    _edit(path, events=events)
+    buckets = [b for step in Timeline.load(tmp_path).steps for b in step.ranks[0].buckets]
+    assert buckets and all(bucket.completed == bucket.wait.end for bucket in buckets)
 
 
 @pytest.mark.parametrize(
