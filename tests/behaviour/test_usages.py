@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
 import torch.distributed as dist
 from reference import assert_grads_averaged, copy_from_rank_0
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ddpx import ReducerDDP
@@ -210,3 +213,48 @@ def _check_saved_buffer() -> None:
 
 def test_backward_after_two_forwards_with_buffers(ranks):
     ranks(2).run(_check_saved_buffer)
+
+
+class _WithBuffer(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.zeros(()))
+
+
+def _synchronized(wrapper: type[nn.Module]) -> list[bool]:
+    """Whether each forward gives the buffer of rank 0 to rank 1."""
+    model = wrapper(_WithBuffer())
+    found = []
+    for grad, sync in product((True, False), (True, False)):
+        for _ in range(2):
+            model.module.number.fill_(dist.get_rank())
+            with nullcontext() if sync else model.no_sync(), torch.set_grad_enabled(grad):
+                model(_input())
+            found.append(not model.module.number.item())
+    return found
+
+
+def _check_synchronized_buffers() -> None:
+    found = _synchronized(ReducerDDP)
+    assert found == _synchronized(DistributedDataParallel)
+    assert dist.get_rank() == 0 or len(set(found)) == 2
+
+
+def test_a_local_forward_lets_the_next_one_keep_its_buffers(ranks):
+    """A forward in no_sync(), or without gradients, does so."""
+    ranks(2).run(_check_synchronized_buffers)
+
+
+def _check_calls_without_effect() -> None:
+    """DDP ignores a group that the rank is no member of."""
+    for cls in (DistributedDataParallel, ReducerDDP):
+        model = cls(Net())
+        model._update_process_group(dist.GroupMember.NON_GROUP_MEMBER)
+        assert model.process_group is dist.group.WORLD
+        model = cls(Net(), find_unused_parameters=True)
+        with pytest.warns(UserWarning, match="detect unused parameters automatically"):
+            model._set_static_graph()
+
+
+def test_calls_without_effect(ranks):
+    ranks(2).run(_check_calls_without_effect)

@@ -15,7 +15,7 @@ from mortal_jobs import Job, Kill, Net, Trainer, die, run_job
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward
 
 import ddpx
 
@@ -64,6 +64,12 @@ def _optimizer_in_backward(job: Job, rank: int) -> str:
     model = ddpx.ReducerDDP(Net())
     model._register_fused_optim(torch.optim.SGD, 0.1)
     return _error_of_shrink(model)
+
+
+def _optimizer_applied_in_backward(job: Job, rank: int) -> str:
+    net = Net()
+    _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.1})
+    return _error_of_shrink(ddpx.ReducerDDP(net))
 
 
 def _sharded_optimizer(job: Job, rank: int) -> str:
@@ -179,6 +185,7 @@ CASES = [
     (_hook_with_state, "RuntimeError: .*communication hook"),
     (_builtin_hook, "RuntimeError: .*communication hook"),
     (_optimizer_in_backward, "RuntimeError: .*optimizer runs inside backward"),
+    (_optimizer_applied_in_backward, "RuntimeError: .*optimizer runs inside backward"),
     (_sharded_optimizer, "RuntimeError: .*ZeroRedundancyOptimizer"),
     (
         _params_on_a_device,

@@ -4,6 +4,7 @@ DDP."""
 from __future__ import annotations
 
 import datetime
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Any, Any]] = {
     "allreduce hook": (Mlp, _normed_step, _sgd, allreduce_hook),
     "fp16 hook": (Mlp, _normed_step, _sgd, fp16_compress_hook),
     "no_sync": (Mlp, _accumulating_step, _sgd, None),
+    "no_sync and BatchNorm": (_Normed, _accumulating_step, _sgd, None),
 }
 
 
@@ -146,7 +148,7 @@ _PARAMS = [
     for caps in ({}, SMALL_CAP)
     for by_initial in (True, False)
     # DDP fails an assertion in a static graph that begins in a join context with a step in no_sync.
-    if not (case == "no_sync" and mode == "static")
+    if not (case.startswith("no_sync") and mode == "static")
     # Other combinations test little more than these and "plain", which has all modes.
     if case == "plain" or (caps == SMALL_CAP and by_initial == (mode != "view"))
 ]
@@ -288,10 +290,12 @@ def test_two_wrappers_in_one_context(ranks):
 def _check_again() -> None:
     """Two contexts one after another, and steps between them, with the same wrapper."""
     model = ReducerDDP(Mlp(), **SMALL_CAP)
-    for _ in range(2):
-        with model.join():
+    contexts = [model.join() for _ in range(2)]  # they live on after their end
+    for context in contexts:
+        with context:
             for _ in range(_num_inputs(dist.get_rank())):
                 mlp_step(model)
+        _backward_inside(model, torch.randn(6, 16))  # as after every context
         for number in range(2):
             model.zero_grad()
             torch.manual_seed(10 * number + dist.get_rank())
@@ -401,6 +405,27 @@ def _check_one_backward_through_two_wrappers() -> None:
 def test_one_backward_through_two_wrappers(ranks):
     """DDP's processes crash."""
     ranks(2).run(_check_one_backward_through_two_wrappers)
+
+
+def _check_late_end_of_an_earlier_context() -> None:
+    """A traceback kept the earlier context alive. Its end does not end the context after it."""
+    model = ReducerDDP(Mlp(), **SMALL_CAP)
+    kept: list[BaseException] = []
+    try:
+        with model.join(throw_on_early_termination=True):
+            for _ in range(_num_inputs(dist.get_rank())):
+                mlp_step(model)
+    except RuntimeError as error:
+        kept.append(error)
+    assert kept
+    with pytest.raises(RuntimeError, match=r"join\(\)"), model.join():
+        kept.clear()
+        gc.collect()
+        _backward_inside(model, torch.randn(6, 16))
+
+
+def test_late_end_of_an_earlier_context(ranks):
+    ranks(2).run(_check_late_end_of_an_earlier_context, timeout=30.0)
 
 
 class _Watching(ReducerDDP):
