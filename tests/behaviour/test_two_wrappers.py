@@ -209,3 +209,35 @@ def _check_bypassed_after_a_deletion(mode: str) -> None:
 @ref.modes
 def test_bypassed_after_a_deletion(ranks, mode, world):
     ref.on_ranks(ranks, world, _check_bypassed_after_a_deletion, mode)
+
+
+def _check_evaluation_of_the_other() -> None:
+    """A backward through the module belongs to the wrapper that trained last."""
+    module = nn.Linear(4, 4)
+    evaluated, trained = ReducerDDP(module), ReducerDDP(module)
+    for number in range(1, 3):
+        trained(torch.ones(2, 4)).sum().backward()
+        with torch.no_grad():
+            evaluated(torch.ones(2, 4))
+        module(torch.ones(2, 4)).sum().backward()
+        assert [evaluated.reducer.num_steps, trained.reducer.num_steps] == [0, 2 * number]
+
+
+def test_evaluation_of_the_other(ranks):
+    ranks(2).run(_check_evaluation_of_the_other)
+
+
+def _check_grad_dtype() -> None:
+    """Gradients have the dtype of the wrapper that averages them."""
+    module = nn.Linear(4, 4, dtype=torch.bfloat16)
+    wide = ReducerDDP(module, grad_dtype=torch.float32)
+    narrow = ReducerDDP(module)
+    for model, dtype in [(narrow, torch.bfloat16), (wide, torch.float32)] * 2:
+        module.zero_grad()
+        model(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+        assert module.weight.grad.dtype == dtype
+        module.weight.grad = module.weight.grad.clone()  # torch checks the dtype
+
+
+def test_each_wrapper_has_its_grad_dtype(ranks):
+    ranks(2).run(_check_grad_dtype)

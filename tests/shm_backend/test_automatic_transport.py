@@ -283,6 +283,27 @@ def test_all_ranks_use_the_group_if_one_cannot_share_memory() -> None:
     assert "open files failed on rank 1: Too many open files" in lines[0]
 
 
+def _fault_in_a_group_of_later_ranks() -> str:
+    group = dist.new_group([1, 2])
+
+    def fail(num_files: int) -> None:
+        raise OSError("on purpose")
+
+    with pytest.MonkeyPatch.context() as patched:
+        if dist.get_rank() == 0:
+            return ""
+        if dist.get_rank() == 2:
+            patched.setattr(transport, "_open_files", fail)
+        with pytest.raises(ValueError) as raised:
+            ReducerDDP(_module(), process_group=group, transport="shm")
+        return str(raised.value)
+
+
+def test_a_fault_names_the_rank_of_the_job(pool: RankPool) -> None:
+    for text in pool.run(_fault_in_a_group_of_later_ranks)[1:]:
+        assert "open files failed on rank 2: on purpose" in text
+
+
 # ---- beside other calls of the group -------------------------------------------------------------
 
 

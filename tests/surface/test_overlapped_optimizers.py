@@ -275,6 +275,24 @@ def test_optimizer_in_backward_of_a_copy(ranks):
     ranks(2).run(_check_copy_of_a_trained_wrapper)
 
 
+def _check_copy_of_a_wrapper_with_an_optimizer() -> None:
+    """The copy averages gradients only."""
+    model = ReducerDDP(Mlp())
+    model._register_fused_optim(torch.optim.SGD, 0.1)
+    twin = copy.deepcopy(model)
+    before = [param.detach().clone() for param in model.parameters()]
+    torch.manual_seed(dist.get_rank())
+    with _no_streams():
+        mlp_step(twin)
+    for each in (model, twin):
+        assert all(map(torch.equal, before, each.parameters()))
+    assert_same_on_all_ranks(*(param.grad for param in twin.parameters()))
+
+
+def test_fused_optimizer_stays_with_the_original(ranks):
+    ranks(2).run(_check_copy_of_a_wrapper_with_an_optimizer)
+
+
 def _check_function_with_some_params() -> None:
     module = Mlp()
     model = ReducerDDP(module)
