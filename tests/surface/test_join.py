@@ -4,8 +4,6 @@ DDP."""
 from __future__ import annotations
 
 import datetime
-import gc
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from ddpx import RankStalled, ReducerDDP, peer_status
+from ddpx import RankStalled, ReducerDDP
 
 Log = list[dict[str, torch.Tensor]]
 
@@ -405,48 +403,3 @@ def _check_one_backward_through_two_wrappers() -> None:
 def test_one_backward_through_two_wrappers(ranks):
     """DDP's processes crash."""
     ranks(2).run(_check_one_backward_through_two_wrappers)
-
-
-def _check_late_end_of_an_earlier_context() -> None:
-    """A traceback kept the earlier context alive. Its end does not end the context after it."""
-    model = ReducerDDP(Mlp(), **SMALL_CAP)
-    kept: list[BaseException] = []
-    try:
-        with model.join(throw_on_early_termination=True):
-            for _ in range(_num_inputs(dist.get_rank())):
-                mlp_step(model)
-    except RuntimeError as error:
-        kept.append(error)
-    assert kept
-    with pytest.raises(RuntimeError, match=r"join\(\)"), model.join():
-        kept.clear()
-        gc.collect()
-        _backward_inside(model, torch.randn(6, 16))
-
-
-def test_late_end_of_an_earlier_context(ranks):
-    ranks(2).run(_check_late_end_of_an_earlier_context, timeout=30.0)
-
-
-class _Watching(ReducerDDP):
-    """Rank 0 looks at rank 1 before it sends its buffers."""
-
-    seen = ""
-
-    def _sync_module_buffers(self, authoritative_rank: int) -> None:
-        if dist.get_rank() == 0:
-            time.sleep(0.3)
-            self.seen = peer_status(self)[1].doing or ""
-        super()._sync_module_buffers(authoritative_rank)
-
-
-def _joined_rank_waits_for_buffers() -> str:
-    model = _Watching(_Normed())
-    with model.join():
-        for _ in range(2 - dist.get_rank()):
-            mlp_step(model)
-    return model.seen
-
-
-def test_a_rank_without_inputs_waits_for_buffers(ranks):
-    assert "buffers" in ranks(2).run(_joined_rank_waits_for_buffers)[0]

@@ -1,0 +1,60 @@
+"""The end of a join context, and what peers see of ranks without inputs."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from both_wrappers import SMALL_CAP, Mlp, Normed, mlp_step
+
+from ddpx import ReducerDDP, peer_status
+
+
+def _check_late_end_of_an_earlier_context() -> None:
+    """A traceback kept the earlier context alive. Its end does not end the context after it."""
+    model = ReducerDDP(Mlp(), **SMALL_CAP)
+    kept: list[BaseException] = []
+    try:
+        with model.join(throw_on_early_termination=True):
+            for _ in range(1 + dist.get_rank()):
+                mlp_step(model)
+    except RuntimeError as error:
+        kept.append(error)
+    assert kept
+    with pytest.raises(RuntimeError, match=r"join\(\)"), model.join():
+        kept.clear()
+        gc.collect()
+        loss = model(torch.randn(6, 16)).square().mean()
+        with model.no_sync():
+            loss.backward()
+
+
+def test_late_end_of_an_earlier_context(ranks):
+    ranks(2).run(_check_late_end_of_an_earlier_context, timeout=30.0)
+
+
+class _Watching(ReducerDDP):
+    """Rank 0 looks at rank 1 before it sends its buffers."""
+
+    seen = ""
+
+    def _sync_module_buffers(self, authoritative_rank: int) -> None:
+        if dist.get_rank() == 0:
+            time.sleep(0.3)
+            self.seen = peer_status(self)[1].doing or ""
+        super()._sync_module_buffers(authoritative_rank)
+
+
+def _joined_rank_waits_for_buffers() -> str:
+    model = _Watching(Normed())
+    with model.join():
+        for _ in range(2 - dist.get_rank()):
+            mlp_step(model)
+    return model.seen
+
+
+def test_a_rank_without_inputs_waits_for_buffers(ranks):
+    assert "buffers" in ranks(2).run(_joined_rank_waits_for_buffers)[0]
