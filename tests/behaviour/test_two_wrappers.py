@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddpx import ReducerDDP
+from ddpx.ddp.replica import ownership
 
 
 def _wrap(module: nn.Module, mode: str) -> ReducerDDP:
@@ -155,6 +156,11 @@ def _check_garbage() -> None:
             ReducerDDP(module[0])
         del larger
         model = ReducerDDP(module[0])
+        other = ReducerDDP(nn.Linear(2, 2))
+        other.cycle = [other]
+        assert ownership.others_than(model._ddpx)
+        del other
+        assert not ownership.others_than(model._ddpx)  # shrink() needs a single wrapper
     finally:
         gc.enable()
     model(torch.ones(1, 4) * dist.get_rank()).sum().backward()
