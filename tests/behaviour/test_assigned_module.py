@@ -140,3 +140,23 @@ def _check_output_of_a_subclass() -> None:
 
 def test_new_parameters_behind_an_output_that_is_not_described(ranks):
     ranks(2).run(_check_output_of_a_subclass)
+
+
+def _check_functional_calls(options: dict[str, Any]) -> None:
+    """Tensors of ``functional_call()`` do not become parameters of the assigned module."""
+    model = ReducerDDP(_net(), **options)
+    _step(model)
+    model.module = nn.Sequential(*model.module)
+    others = {name: param.detach().clone() for name, param in model.named_parameters()}
+    for tensor in others.values():
+        tensor.requires_grad_()
+    for _ in range(3):
+        torch.func.functional_call(model, others, torch.ones(2, 4)).sum().backward()
+    for _ in range(2):
+        _step(model)
+        _assert_averaged(model)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_functional_calls(ranks, mode):
+    ranks(2).run(_check_functional_calls, MODES[mode])
