@@ -27,6 +27,7 @@ import ddpx
 from ddpx.cli.guard import NCCL_SURVIVAL
 from ddpx.ddp.fronts.lookup import front_of
 from ddpx.elastic import survivor_agreement
+from ddpx.elastic.regroup import Recipe
 from ddpx.testing.rank_pool import choose_gpu, forking_context
 
 shrink = sys.modules["ddpx.elastic.shrink"]  # the package also has a function of this name
@@ -46,6 +47,7 @@ PHASES = (
 
 # The rank does not come, and ends after the others have given it up.
 LATE = "late"
+TIMEOUT = timedelta(seconds=40)  # of process groups
 _STALL_ERROR_S = 2.0
 
 # In ddpx.shrink(). Only the leading rank makes decisions.
@@ -208,6 +210,7 @@ class Trainer:
         self.report.states.append(self._state())
         assert dist.get_rank() == shrunk.rank and dist.get_world_size() == shrunk.world_size
         assert all(param.grad is None for param in self.model.parameters())
+        assert Recipe.of(front_of(self.model).process_group).timeout == TIMEOUT
         if self.job.device == "cpu":
             expected = "shm" if shrunk.world_size > 1 else self.job.backend
             assert front_of(self.model).reducer.transport == expected
@@ -348,7 +351,7 @@ def _serve(
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=job.world_size,
-            timeout=timedelta(seconds=40),
+            timeout=TIMEOUT,
         )
         torch.save(function(job, rank), Path(folder, f"report{rank}"))
         dist.destroy_process_group()
