@@ -62,3 +62,9 @@ def test_an_existing_group_is_kept(tmp_path, monkeypatch):
         assert dist.get_backend() == "gloo"
     finally:
         dist.destroy_process_group()
+
+
+def test_without_a_launcher_there_is_no_group(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    init_group("gloo")  # would wait for variables of a launcher, or raise
+    assert not dist.is_initialized()
