@@ -96,12 +96,14 @@ bool Reducer::grads_remain() {
   });
 }
 
-// The next averaged backward raises if gradients of the forgotten forwards remain.
+// The next averaged backward raises if gradients of forgotten forwards remain, also of those that
+// an earlier call has forgotten.
 void Reducer::forget_weights() {
-  if (context_.weights.has_grads() && grads_remain()) {
-    context_.weights.lose();
+  auto& weights = context_.weights;
+  if ((weights.has_grads() || weights.has_lost()) && grads_remain()) {
+    weights.lose();
   } else {
-    context_.weights.forget();
+    weights.forget();
   }
 }
 

@@ -1,6 +1,7 @@
 // Sums over ranks, and averages by weight.
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <functional>
@@ -26,6 +27,11 @@ void weighted_step(Replica& replica, double weight) {
   replica.clear_grads();
   replica.reducer->set_weight(weight);
   replica.step();
+}
+
+// The loss of Replica::forward(), without the wrapper.
+at::Tensor bypass(const Replica& replica) {
+  return replica.params[0].sum() * replica.params[1].sum() * replica.params[2].sum();
 }
 
 // Of 4 ranks, each sends (its rank + 1) times what this rank sends, so sums are 10 times its own.
@@ -141,6 +147,23 @@ TEST(ReducerAverage, AForwardWithoutABackwardDoesNotCountInANewGroup) {
   EXPECT_EQ(grads, other.grads());
 }
 
+// The gradients remain after the second call, too.
+TEST(ReducerAverage, LostWeightsStayLostWhereTheScriptResetsTwice) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_sync_enabled(false);
+  replica.reducer->set_weight(1);
+  replica.step();
+  replica.reducer->set_sync_enabled(true);
+  replica.reducer->reset();
+  replica.reducer->reset();
+  replica.reducer->set_weight(3);
+  expect_mentions(replica.failing_step(), {"weights of earlier forwards are forgotten"});
+  replica.clear_grads();
+  replica.reducer->reset();
+  weighted_step(replica, 2);
+  EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+}
+
 TEST(ReducerAverage, AForwardWithoutAWeightRaises) {
   auto replica = with_average(Average::kWeights);
   expect_mentions(
@@ -174,6 +197,55 @@ TEST(ReducerAverage, ASecondBackwardOfOneForwardRaises) {
   }
   weighted_step(replica, 2);
   EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
+}
+
+TEST(ReducerAverage, ASecondBackwardOfOneForwardTakesAWeightOfItsOwn) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_weight(2);
+  const auto loss = replica.forward({2, 1, 0});
+  loss.backward({}, /*retain_graph=*/true);
+  replica.clear_grads();
+  replica.reducer->set_weight(4);
+  loss.backward();
+  EXPECT_EQ(replica.grads(), (Grads{3., 2., 1.5}));
+}
+
+// The weight that was set with cleared gradients is that of a later forward, whose gradients stay.
+TEST(ReducerAverage, ClearedGradientsAreOfNoConsequenceAfterAStep) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_weight(1);
+  const auto loss = replica.forward({2, 1, 0});
+  replica.reducer->set_sync_enabled(false);
+  loss.backward({}, /*retain_graph=*/true);
+  replica.clear_grads();
+  replica.reducer->set_weight(1);
+  replica.reducer->set_sync_enabled(true);
+  loss.backward();
+  replica.clear_grads();
+  replica.reducer->set_sync_enabled(false);
+  replica.step();
+  replica.reducer->set_sync_enabled(true);
+  replica.reducer->set_weight(3);
+  bypass(replica).backward();
+  EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));  // 240 / 40
+}
+
+// A step of a penalty alone takes the weight of the forward. Later backwards take their own.
+TEST(ReducerAverage, AWeightAfterAStepOfAPenaltyCounts) {
+  auto replica = with_average(Average::kWeights);
+  replica.reducer->set_weight(2);
+  const auto loss = replica.forward({2, 1, 0});
+  const auto grad = torch::autograd::grad(
+      {loss}, {replica.params[0]}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+  (grad[0].sum() * replica.params[0].sum()).backward();
+  replica.clear_grads();
+  replica.reducer->set_sync_enabled(false);
+  replica.reducer->set_weight(1);
+  bypass(replica).backward();
+  replica.reducer->set_sync_enabled(true);
+  replica.reducer->set_weight(3);
+  bypass(replica).backward();
+  EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));  // 240 / 40
 }
 
 TEST(ReducerAverage, TheWeightOfAForwardWithoutABackwardRaises) {
@@ -247,6 +319,28 @@ TEST(ReducerAverage, KeptSumsRaise) {
     replica.reducer->set_weight(2);
     expect_mentions(replica.failing_step(), {"3 parameters still have", "'w0'", "zero_grad()"});
   }
+}
+
+TEST(ReducerAverage, KeptSumsRaiseAtEachTry) {
+  auto replica = with_average(Average::kSum);
+  replica.step();
+  for (int i = 0; i < 2; ++i) {
+    expect_mentions(replica.failing_step(), {"3 parameters still have"});
+  }
+}
+
+// The gradients are zeros then, and not undefined.
+TEST(ReducerAverage, TheWeightOfAForwardThatRaisedForKeptSumsIsForgotten) {
+  auto replica = with_average(Average::kWeights);
+  weighted_step(replica, 2);
+  replica.reducer->set_weight(2);
+  replica.failing_step();
+  for (const auto& param : replica.params) {
+    param.grad().zero_();
+  }
+  replica.reducer->set_weight(2);
+  replica.step();
+  EXPECT_EQ(replica.grads(), (Grads{6., 4., 3.}));
 }
 
 TEST(ReducerAverage, ClearedSumsDoNotRaise) {
