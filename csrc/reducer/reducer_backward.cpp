@@ -195,7 +195,6 @@ void Reducer::begin_step() {
     dist_grads_.begin(context_.params.leaves());
   }
   context_.params.links().pull_all();
-  predict_unused();
   step_.emplace(context_);
   context_.go_to(Phase::kCollecting);
   emit(StepEvent::kStepBegin);
