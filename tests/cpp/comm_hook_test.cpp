@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "../health/local_ranks.h"
 #include "comm/comm_hook.h"
 #include "replica.h"
 
@@ -155,6 +156,33 @@ TEST(ReducerCommHookFailure, OnTheLastBucketNothingIsSentInTheStead) {
   };
   replica.failing_step();
   EXPECT_TRUE(replica.collective->all_reduces().empty());
+}
+
+// Peers wait for the check of finite values then, so they end no step either.
+TEST_P(ReducerCommHook, AStepWithAWrongResultCountsUnlessPeersCheckValues) {
+  hook->on_run = [](const FakeHook::Call& call) {
+    call.future->markCompleted(call.buffer.to(at::kMeta));
+  };
+  replica.failing_step();
+  EXPECT_EQ(replica.reducer->state().num_steps(), 1);
+  set_check_finite(*replica.reducer, true);
+  replica.failing_step();
+  EXPECT_EQ(replica.reducer->state().num_steps(), 1);
+}
+
+// A hook may make other calls than the sum of the process group, and other results on each rank.
+TEST(ReducerCommHookNotes, PeersCompareNeitherResultsNorTheHookBesideSumsOfTheGroup) {
+  const auto watch = health::watch(
+      health::group_of(0, Replica::kWorldSize),
+      health::access_to(std::make_shared<health::FakeStore>()));
+  Replica replica(ReducerOptions{kParamABucket, GraphMode::kDefault, false}, 0, watch);
+  set_comm_hook(*replica.reducer, std::make_shared<FakeHook>());
+  replica.step();
+  const auto& page = watch->page().view();
+  const auto calls = page.calls.find(page.activity().model, 0);
+  ASSERT_TRUE(calls.has_value());
+  EXPECT_EQ(calls->results, health::StepCalls::kNone);
+  EXPECT_EQ(calls->settings, health::StepCalls::kKnown);
 }
 
 TEST_P(ReducerCommHook, AResultOnAnotherDeviceIsAnError) {

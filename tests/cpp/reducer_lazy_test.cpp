@@ -1,4 +1,5 @@
 // Lazy buckets: memory from the first packed gradient to the end of the step.
+#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -137,6 +138,28 @@ TEST_P(ReducerLazy, ARankWithoutInputsSendsZerosWithoutBuckets) {
   expect_no_memory();
   replica.reducer->shadow_step();
   expect_no_memory();
+}
+
+// In default mode and with a static graph, all ranks freeze the same params.
+TEST_P(ReducerLazy, TheGradientOfAFrozenParamStaysWhereItIs) {
+  if (GetParam().mode == GraphMode::kFindUnused) {
+    GTEST_SKIP() << "peers may use the param";
+  }
+  replica.learn();
+  replica.params[1].set_requires_grad(false);
+  const auto grad = at::full({2}, 8., at::kDouble);
+  replica.params[1].mutable_grad() = grad;
+  replica.step();
+  EXPECT_EQ(replica.grads(), (Grads{30., 8., 15.}));
+  EXPECT_TRUE(replica.params[1].grad().is_same(grad));
+}
+
+TEST(ReducerLazyStatic, TheFirstStepAllocatesAtTheEndOfBackward) {
+  Replica replica(lazy_options(GraphMode::kStatic, /*views=*/true));
+  replica.collective->on_allocate = [&] { replica.collective->log.emplace_back("allocate"); };
+  replica.step();
+  const auto& log = replica.collective->log;
+  EXPECT_EQ(Log(log.begin(), log.begin() + 4), (Log{"grad 2", "grad 1", "grad 0", "allocate"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -165,6 +166,40 @@ TEST_F(ReducerNested, TheRestMayComeFromAnOuterBackwardThatIsNotWatched) {
   step_bypassing_the_wrapper(local_loss(0));
   EXPECT_EQ(replica.grads(), kMeanGrads);
   EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
+}
+
+// The node of the outer backward is the accumulator of w0, which leads to no other node.
+TEST_F(ReducerNested, TheRestMayComeFromTheNodeThatRunsTheNestedBackward) {
+  nest({1, 2});
+  const auto key = replica.params[0].register_hook([&](at::Tensor) {
+    const c10::AutoGradMode record_graph(true);
+    make_nested_loss().backward();
+  });
+  replica.reducer->prepare_forward();
+  local_loss(0).backward();
+  replica.params[0].remove_hook(key);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+  EXPECT_EQ(replica.collective->all_reduces().size(), Replica::kNumParams) << "one step";
+}
+
+// The prediction is that of the outer backward: the nested backward reaches neither w0 nor w1.
+TEST_F(ReducerNested, AParamIsPredictedToBeUnusedWhereTheNestedBackwardBeginsTheStep) {
+  nest({2}, GraphMode::kFindUnused);
+  step(local_loss(0));
+  replica.clear_grads();
+  replica.reducer->prepare_forward();
+  step(local_loss(0) + local_loss(1));  // w1 is known to come from the outer backward
+  replica.clear_grads();
+  replica.forget_calls();
+  step(local_loss(0));
+  const auto& log = replica.collective->log;
+  const auto last = std::find(log.begin(), log.end(), "grad 0");
+  EXPECT_EQ(
+      std::count_if(
+          log.begin(), last, [](const auto& event) { return event.rfind("launch", 0) == 0; }),
+      2)
+      << "the buckets of w2 and w1";
+  EXPECT_EQ(replica.grads(), (Grads{30., std::nullopt, 15.}));
 }
 
 TEST_F(ReducerNested, WhatAnOuterBackwardThatIsNotWatchedNeverBringsIsReportedAtItsEnd) {

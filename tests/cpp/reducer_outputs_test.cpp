@@ -1,9 +1,13 @@
 // What watched outputs tell: where a backward starts, what it asks for, what is still to come.
 #include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -267,6 +271,44 @@ TEST(ReducerAutogradGrad, OfOtherTensorsIsNoStep) {
   EXPECT_TRUE(replica.collective->all_reduces().empty());
   EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
   EXPECT_EQ(replica.grads(), kNoGrads);
+}
+
+// ---- params that hooks update within a backward -------------------------------------------------
+
+// As an optimizer in register_post_accumulate_grad_hook().
+struct Update final : torch::autograd::PostAccumulateGradHook {
+  void operator()(const at::Tensor& param) override {
+    const at::NoGradGuard no_grad;
+    at::Tensor(param).mul_(1);
+  }
+};
+
+void update_early(const at::Tensor& param) {
+  torch::autograd::impl::set_post_acc_grad_hooks(param, std::make_unique<Update>());
+}
+
+TEST(ReducerEarlyUpdates, AnUpdateBetweenTwoOutputsIsReported) {
+  Replica replica;
+  update_early(replica.params[2]);
+  replica.reducer->prepare_forward();
+  const auto second = replica.params[0].sum() * replica.params[1].sum() * 1;
+  const auto first = replica.params[2].sum() * 1;  // newer nodes run first
+  replica.reducer->watch_outputs({first, second});
+  const auto error = error_of([&] { (first + second).backward(); });
+  expect_mentions(error, {"1 parameter before the gradients were averaged", "w2"});
+}
+
+TEST(ReducerEarlyUpdates, AnAbortForgetsThem) {
+  Replica replica;
+  update_early(replica.params[2]);
+  const auto key = replica.params[0].register_hook(
+      [](at::Tensor) -> void { throw std::domain_error("raised by a tensor hook"); });
+  EXPECT_THROW(replica.step(), std::domain_error);
+  replica.params[0].remove_hook(key);
+  replica.clear_grads();
+  // No output of the wrapper tells that a backward begins.
+  (replica.params[0].sum() * replica.params[1].sum() * replica.params[2].sum()).backward();
+  EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 
 }  // namespace

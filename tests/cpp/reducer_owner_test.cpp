@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <cstddef>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -85,6 +87,20 @@ TEST(ReducerOwner, AnOutputOfTheLargerReducerTakesTheParamsBack) {
   EXPECT_FALSE(replica.reducer->yielded());
   EXPECT_TRUE(part.reducer->yielded());
   EXPECT_EQ(part.num_launches(), 0u);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
+TEST(ReducerOwner, AReducerThatHasFailedGivesTheParamsBack) {
+  Replica replica;
+  const auto loss = replica.forward({2, 1, 0});
+  Second part(replica, 2);
+  replica.reducer->yield_to(*part.reducer);
+  part.collective->on_wait = [&](std::size_t i) { part.collective->fail(i, "on purpose"); };
+  part.collective->on_allocate = [] { throw std::bad_alloc(); };  // so no recovery
+  EXPECT_THROW((replica.params[0].sum() * replica.params[1].sum()).backward(), UserError);
+  EXPECT_EQ(part.reducer->state().phase(), Phase::kFailed);
+  replica.clear_grads();
+  loss.backward();
   EXPECT_EQ(replica.grads(), kMeanGrads);
 }
 

@@ -1,6 +1,7 @@
 // Params that are not what they were when the reducer was made; and a backward that dies late.
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -63,6 +64,20 @@ TEST(ReducerFrozenHere, ItGetsTheAverageIfAnotherRankUsedIt) {
     replica.step();  // the kept gradient counts
     EXPECT_EQ(replica.grads()[1], 15.);
   }
+}
+
+// The gradient does not fit the bucket, and peers used the param.
+TEST(ReducerFrozenHere, AGradientThatDoesNotFitStays) {
+  Replica replica(GraphMode::kFindUnused);
+  replica.learn();
+  replica.collective->peer_sends = [](const at::Tensor& own, int) {
+    return own.scalar_type() == at::kInt ? at::ones_like(own) : own;
+  };
+  replica.params[1].set_requires_grad(false);
+  const auto grad = at::ones({2}, at::kDouble).to_sparse();
+  replica.params[1].mutable_grad() = grad;
+  expect_mentions(replica.failing_step(), {"'w1'", "a sparse"});
+  EXPECT_TRUE(replica.params[1].grad().is_same(grad));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -73,6 +73,26 @@ TEST(ReducerPlan, APlanIsRefusedWithinABackward) {
   replica.step();
 }
 
+TEST(ReducerPlan, APlanIsRefusedBeforeTheFirstGradientOfABackward) {
+  Replica replica;
+  replica.learn();
+  replica.reducer->prepare_forward();
+  const auto inner = replica.params[0].sum() * replica.params[1].sum() * replica.params[2].sum();
+  bool refused = false;
+  inner.register_hook([&](const at::Tensor&) {
+    try {
+      replica.reducer->use_buckets({{0, 1, 2}});
+    } catch (const UserError&) {
+      refused = true;
+    }
+  });
+  const auto output = inner * 1;
+  replica.reducer->watch_outputs({output});
+  output.backward();
+  EXPECT_TRUE(refused);
+  EXPECT_EQ(replica.grads(), kMeanGrads);
+}
+
 TEST(ReducerPlan, TimedAllReducesAreCollectiveCalls) {
   Replica replica;
   replica.learn();

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cstdint>
 #include <optional>
@@ -156,6 +157,30 @@ TEST_P(UnreachedParams, ALossThatReachesNoParamLaunchesWhereBackwardStarts) {
   EXPECT_EQ(replica.grads(), (Grads{std::nullopt, std::nullopt, std::nullopt}));
 }
 
+TEST_P(UnreachedParams, ABackwardForInputsThatReachesNoParamMakesNoStep) {
+  replica.learn();
+  const auto input = at::ones({}, at::kDouble).set_requires_grad(true);
+  replica.reducer->prepare_forward();
+  const auto output = input * 2;
+  replica.reducer->watch_outputs({output});
+  torch::autograd::backward({output}, {}, std::nullopt, false, {input});
+  EXPECT_TRUE(replica.collective->all_reduces().empty());
+  EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);
+}
+
+// Autograd does not list the root among the nodes that the backward reaches.
+TEST_P(UnreachedParams, AParamMayBeTheRootOfTheBackward) {
+  replica.learn();
+  replica.params[2].backward(at::ones_like(replica.params[2]));
+  EXPECT_EQ(replica.grads(), (Grads{std::nullopt, std::nullopt, 2.5}));
+  replica.clear_grads();
+  replica.forget_calls();
+  replica.step({1, 0});
+  const auto& log = replica.collective->log;
+  EXPECT_EQ(Log(log.begin(), log.begin() + 4), (Log{"grad 1", "launch 0", "launch 1", "grad 0"}))
+      << "the root did not come from a nested backward";
+}
+
 TEST_P(UnreachedParams, AGradientFromANestedBackwardIsAnError) {
   replica.learn({2, 0});
   // Runs while the outer graph task does, which does not lead to param 1.
@@ -185,6 +210,19 @@ TEST_P(UnreachedParams, ABucketDoesNotWaitForAParamThatNoNestedBackwardReached) 
   replica.collective->clear();
   replica.step({2, 0});
   EXPECT_EQ(Log(log.begin(), log.begin() + 4), (Log{"grad 2", "launch 0", "grad 0", "launch 1"}));
+}
+
+TEST_P(UnreachedParams, PeersLearnWhichParamsANestedBackwardReaches) {
+  const auto key = replica.params[0].register_hook([&](at::Tensor) {
+    const c10::AutoGradMode record_graph(true);
+    replica.params[1].sum().backward();
+  });
+  replica.learn({2, 0});
+  replica.params[0].remove_hook(key);
+  const Sent sent(replica);
+  replica.step({2, 0});
+  const auto* map = sent.tensors.back().const_data_ptr<int32_t>();
+  EXPECT_EQ(std::vector<int32_t>(map, map + 3), (std::vector<int32_t>{1, 1 << 16, 1}));
 }
 
 TEST_P(UnreachedParams, OnlyPeersMayKnowThatANestedBackwardReachesAParam) {

@@ -82,6 +82,22 @@ TEST(UnusedPrediction, AStepThatBeginsInANestedTaskAwaitsEveryParam) {
   EXPECT_EQ(prediction.unused(), Indices{0}) << "the outermost task lists everything";
 }
 
+TEST(UnusedPrediction, AParamThatArrivesAlthoughTheTaskDoesNotListItIsAwaited) {
+  UnusedPrediction prediction(1);
+  prediction.begin(kOutermost, {true});
+  prediction.record_arrival(0, kOutermost);
+  EXPECT_EQ(prediction.unused(), Indices());
+}
+
+TEST(UnusedPrediction, ATaskMayReachParamsThroughNestedTasks) {
+  UnusedPrediction prediction(1);
+  prediction.begin(kOutermost, {true});
+  EXPECT_TRUE(prediction.reaches_nothing());
+  prediction.record_arrival(0, kNested);
+  prediction.begin({3, 0}, {true});
+  EXPECT_FALSE(prediction.reaches_nothing());
+}
+
 TEST(UnusedPrediction, ANestedTaskThatReachesNothingSaysNothing) {
   UnusedPrediction prediction(1);
   prediction.begin(kNested, {true});
