@@ -9,6 +9,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -19,6 +21,7 @@
 
 #include "fake_collective.h"
 #include "reducer/reducer.h"
+#include "replica.h"
 
 namespace ddpx {
 namespace {
@@ -189,6 +192,27 @@ TEST(ReducerThreads, ItsStateMayBeReadWhileItWorks) {
   }
   done = true;
   reader.join();
+}
+
+// The thread that finalizes may wait for the thread that reads. So the reader gets the use of the
+// step before.
+TEST(ReducerThreads, TheUseOfParamsMayBeReadWhileAnotherThreadFinalizesAStep) {
+  Replica replica(GraphMode::kFindUnused);
+  replica.learn({2, 0});
+  const auto before = replica.reducer->used_by_ranks();
+  std::vector<int32_t> read;
+  replica.collective->on_wait = [&](std::size_t index) {
+    if (read.empty()) {
+      auto reader =
+          std::async(std::launch::async, [&] { return replica.reducer->used_by_ranks(); });
+      ASSERT_EQ(reader.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+      read = reader.get();
+    }
+    replica.collective->complete(index);
+  };
+  replica.step({2, 1, 0});
+  EXPECT_EQ(read, before);
+  EXPECT_NE(replica.reducer->used_by_ranks(), before);
 }
 
 }  // namespace
