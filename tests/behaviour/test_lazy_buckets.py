@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import time
 from typing import Any
 
 import pytest
@@ -149,6 +150,9 @@ def _check_memory() -> None:
         for _ in range(3):
             model(torch.ones(1, 4)).sum().backward()
         assert len(buffers) == 3
+        end = time.monotonic() + 10
+        while lazy and not buffers[-1].expired() and time.monotonic() < end:
+            time.sleep(0.01)  # a thread of gloo may hold the bucket for a moment longer
         assert buffers[-1].expired() == lazy
 
 
