@@ -130,7 +130,8 @@ void Bucket::wait_for_streams() {
 void Bucket::divide(int divisor) {
   wait_for_streams();
   const at::NoGradGuard no_grad;
-  // DDP divides the parts of complex numbers here, and the numbers in divide_in_place().
+  // As in DDP, a batched copy divides the two parts of a complex number, and a single copy divides
+  // the number.
   divide_in_place(buffer_.is_complex() ? at::view_as_real(buffer_) : buffer_, divisor);
 }
 

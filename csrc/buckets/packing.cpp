@@ -339,7 +339,7 @@ void write_back(
   };
   const auto fill = [&](const at::Tensor& from, const at::Tensor& to) {
     if (!copy(from, to)) {
-      throw InternalError("new memory for the average of a gradient cannot be written");
+      throw InternalError("the memory for the average of a gradient cannot be written");
     }
   };
   for (const auto* slot : slots) {

@@ -4,7 +4,6 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
-#include <utility>
 #include <vector>
 
 #include "arrival_order.h"
@@ -19,19 +18,12 @@ struct StepHistory {
   StepHistory(std::size_t num_params, c10::Device device, GraphMode mode, bool rebuilds)
       : arrivals(num_params, mode), order(num_params, rebuilds), use(num_params, device) {}
 
-  // Forgets all steps. The prediction of unused params stays. So do the marks of local backwards,
-  // because the gradients of these backwards may stay.
+  // Forgets all steps. The prediction of unused params stays.
   void start_over(c10::Device device, GraphMode mode, bool rebuilds) {
     const auto num_params = use.prediction.num_params();
     arrivals = ArrivalHistory(num_params, mode);
     order = ArrivalOrder(num_params, rebuilds);
-    const auto before = std::move(use.map);
     use.forget(device);
-    for (std::size_t i = 0; i < num_params; ++i) {
-      if (before.marked(i)) {
-        use.map.mark(i);
-      }
-    }
     use.static_use_known = false;
   }
 

@@ -101,10 +101,11 @@ void ReducerContext::start_over(
   options.mode = mode;
   progress.num_steps = steps_ended;
   collective = std::move(group);
+  const auto used = std::move(history.use.map);
   history.start_over(params.device(), mode, options.rebuilds_buckets(mode));
   for (std::size_t i = 0; i < params.size(); ++i) {
-    if (!grad_of(params.leaves()[i]).defined()) {
-      history.use.map.unmark(i);
+    if (used.marked(i) && grad_of(params.leaves()[i]).defined()) {
+      history.use.map.mark(i);  // the gradient of a local backward stays
     }
   }
   script_grads.taken.clear();
