@@ -137,7 +137,19 @@ std::string ReducerContext::describe_bucket(std::size_t bucket_index) const {
 // ---- gradients ----------------------------------------------------------------------------------
 
 void ReducerContext::mark_used(std::size_t param_index) {
-  if (use_is_exchanged() && grad_of(params[param_index]).defined()) {
+  if (use_is_exchanged()) {
+    mark_if_grad(param_index);
+  }
+}
+
+void ReducerContext::mark_used_locally(std::size_t param_index) {
+  if (use_is_exchanged() || options.mode == GraphMode::kDefault) {
+    mark_if_grad(param_index);
+  }
+}
+
+void ReducerContext::mark_if_grad(std::size_t param_index) {
+  if (grad_of(params[param_index]).defined()) {
     history.use.map.mark(param_index);
   }
 }

@@ -78,8 +78,11 @@ struct ReducerContext {
     return history.use_is_exchanged(options.mode);
   }
 
-  // Marks the param as used by this rank, if ranks exchange that.
+  // Marks the param as used by this rank, if ranks exchange that, and if the param has a gradient.
   void mark_used(std::size_t param_index);
+  // The same for a backward without average. The default mode marks, too: set_static_graph() may
+  // come before the first average.
+  void mark_used_locally(std::size_t param_index);
 
   // Casts `param.grad` while further parts may arrive, or to the dtype after the step.
   void cast_grad_to_local(std::size_t param_index) const;
@@ -163,6 +166,7 @@ struct ReducerContext {
   }
   std::vector<Bucket> allocate(const BucketPlan& plan, Collective& group) const;
   void install(BucketPlan plan, std::vector<Bucket> allocated);
+  void mark_if_grad(std::size_t param_index);
   [[noreturn]] void explain(const errors::Where& where, const std::string& what) const;
 };
 

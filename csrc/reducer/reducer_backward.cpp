@@ -138,7 +138,7 @@ void Reducer::keep_local(std::size_t param_index) {
     }
     return;
   }
-  context_.mark_used(param_index);
+  context_.mark_used_locally(param_index);
   record_arrival(param_index, /*kept_local=*/true);
   context_.cast_grad_to_local(param_index);
   context_.params.links().push(param_index);
