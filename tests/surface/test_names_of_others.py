@@ -31,7 +31,7 @@ FUNCTIONS = (
     "wait_for_gradients",
 )
 # DDP keeps these attributes only in some modes.
-SOMETIMES = {"buffer_hook", "device_mesh", "module"}
+SOMETIMES = {"_static_graph_delay_allreduce_enqueued", "buffer_hook", "device_mesh", "module"}
 
 
 def _own_names() -> None:

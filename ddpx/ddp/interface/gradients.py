@@ -161,6 +161,12 @@ class GradientInterface(JoinInterface, Finalization):
     def _has_rebuilt_buckets(self, value: bool) -> None:
         """Has no effect: the reducer knows. Code of DDP's forward assigns this attribute."""
 
+    @property
+    def _static_graph_delay_allreduce_enqueued(self) -> bool:
+        """Whether a backward has averaged gradients. Cached losses of sentence-transformers let the
+        first backward of a static graph average, because DDP fails otherwise."""
+        return self.reducer.num_steps > 0
+
     def _set_static_graph(self) -> None:
         """Has the effect of ``static_graph=True``. Allowed before the first backward."""
         if self.static_graph:
