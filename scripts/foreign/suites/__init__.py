@@ -6,6 +6,7 @@ from foreign.suite import Suite
 from foreign.suites import (
     accelerate,
     composer,
+    libraries,
     nvrx,
     torch_ddp,
     torch_replicate,
@@ -14,6 +15,16 @@ from foreign.suites import (
     trainers,
 )
 
-_MODULES = (torch_ddp, torch_rpc, torch_replicate, torchft, accelerate, trainers, nvrx, composer)
+_MODULES = (
+    torch_ddp,
+    torch_rpc,
+    torch_replicate,
+    torchft,
+    accelerate,
+    trainers,
+    libraries,
+    nvrx,
+    composer,
+)
 
 SUITES: dict[str, Suite] = {module.SUITE.name: module.SUITE for module in _MODULES}
