@@ -95,8 +95,9 @@ WatchedForward OutputWatch::watch(
     prune_at_ = std::max<std::size_t>(64, 2 * outputs_.size());
   }
   WatchedForward watched_forward;
+  std::unordered_set<const Node*> nodes;  // a node has one hook, also if it makes many outputs
   for (const auto& output : outputs) {
-    if (const auto& grad_fn = output.grad_fn()) {
+    if (const auto& grad_fn = output.grad_fn(); grad_fn && nodes.insert(grad_fn.get()).second) {
       auto watched = std::make_shared<WatchedOutput>(grad_fn);
       outputs_.push_back(watched);
       watched_forward.outputs_.push_back(watched);

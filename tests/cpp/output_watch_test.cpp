@@ -1,6 +1,7 @@
 // The walk over the graphs of watched outputs.
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <atomic>
 #include <thread>
@@ -27,6 +28,15 @@ TEST(OutputWatch, WalksTheGraphsOfOutputsThatAreAlive) {
   EXPECT_EQ(watch.nodes_to_come().size(), 57u);  // with an accumulator each
   dropped.reset();
   EXPECT_EQ(watch.nodes_to_come().size(), 6u);
+}
+
+TEST(OutputWatch, ANodeWithManyOutputsHasOneHook) {
+  OutputWatch watch;
+  const auto outputs = (at::ones({3}).set_requires_grad(true) * 2).unbind();
+  watch.watch(outputs, ForwardSync::kOn, {});
+  EXPECT_EQ(outputs[0].grad_fn()->pre_hooks().size(), 1u);
+  watch.watch({outputs[1]}, ForwardSync::kOn, {});
+  EXPECT_EQ(outputs[0].grad_fn()->pre_hooks().size(), 2u);
 }
 
 TEST(OutputWatch, AnotherThreadMayReleaseTheGraphsDuringAWalk) {
