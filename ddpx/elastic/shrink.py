@@ -313,7 +313,7 @@ class _Move:
     ) -> Shrunk:
         if take_over is not None:
             take_over()
-        self._model._ddpx.move_to(group, agreement.num_steps)
+        move_to(self._model, group, agreement.num_steps)
         self._monitor.retire()
         members = agreement.members
         return Shrunk(
@@ -324,6 +324,18 @@ class _Move:
             survivors=members,
             caught_up=take_over is not None,
         )
+
+
+def move_to(front: Front, group: dist.ProcessGroup, num_steps: int) -> None:
+    """Averages over ranks that have the same state, as after construction.
+
+    Args:
+        front: The front.
+        group: The ranks.
+        num_steps: The number of steps that these ranks have made.
+    """
+    front._ddpx.move_to(group, num_steps)
+    front.require_forward_param_sync = True  # the last forward was one of the old group
 
 
 def _monitor_of_failure(model: Front, step: int | None) -> _C.Monitor:

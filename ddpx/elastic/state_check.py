@@ -37,8 +37,8 @@ def is_right(model: Front, num_steps: int) -> bool:
     deadline = time.monotonic() + _DEVICE_STEPS_S
     while reducer.num_steps_averaged < num_steps and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S)
-    buffers = model._ddpx.buffers
-    gets_buffers = buffers.enabled and buffers.tensors and model.process_group.rank() != 0
+    has_broadcasts = model.forward_sync_buffers and model.modules_buffers
+    gets_buffers = has_broadcasts and model.process_group.rank() != 0
     if gets_buffers and model._ddpx.device.type != "cpu":
         return False
     if waits_in_each_step(model):

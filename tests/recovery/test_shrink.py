@@ -16,6 +16,7 @@ from short_search import short_search
 from torch import nn
 
 import ddpx
+from ddpx.elastic.shrink import move_to
 
 UNTIL = 6
 
@@ -183,7 +184,7 @@ def _check_buffers() -> None:
     model._register_buffer_comm_hook(None, never_ends)
     with nullcontext() if dist.get_rank() else model.no_sync():
         model(torch.ones(2, 4))
-    model._ddpx.move_to(dist.new_group(), num_steps=0)  # as ddpx.shrink() does
+    move_to(model, dist.new_group(), num_steps=0)
     model.buffer_hook = None
     model.module[1].running_mean.fill_(dist.get_rank())
     model.train(False)

@@ -32,7 +32,6 @@ FUNCTIONS = {
     "_register_fused_optim": "register_fused_optim",
     "_set_static_graph": "set_static_graph",
     "_set_sparse_metadata": "set_sparse_metadata",
-    "forward_sync_buffers": "set_forward_sync_buffers",
     "broadcast_buffers": "set_forward_sync_buffers",
     "will_sync_module_buffers": "will_sync_module_buffers",
     "require_manual_backward_finalization": "set_manual_finalization",
@@ -53,10 +52,6 @@ WITHOUT = {
     "gather": "joins outputs of DDP with several devices; torch has the function",
     "to_kwargs": "moves inputs, which device_ids does",
     "reducer": "internal",
-    "require_forward_param_sync": "state of DDP between forwards",
-    "modules_buffers": "state of DDP between forwards",
-    "named_module_buffers": "state of DDP between forwards",
-    "buffer_hook": "state of DDP; register_buffer_comm_hook() sets it",
 }
 PRIVATE = ("_set_", "_register_", "_update_", "_remove_", "_get_ddp_")
 # These only have an effect in DDP, or belong to the class.

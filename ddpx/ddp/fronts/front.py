@@ -90,10 +90,10 @@ class Front(GradientInterface):
         records_graph = torch.is_grad_enabled()
         if records_graph:
             _watch(averaging, self.module, output)
-        # Not require_forward_param_sync, because an assignment to a module's attribute takes 1 us.
-        replica.buffers.last_forward_was_synchronized = (
-            records_graph and averaging.reducer.sync_enabled
-        )
+        # The next forward else skips the broadcast of buffers, as in DDP. Not an assignment, which
+        # takes 1 us for an attribute of a module.
+        synchronized = records_graph and averaging.reducer.sync_enabled
+        self.__dict__["require_forward_param_sync"] = synchronized
         return output
 
     # ---- construction --------------------------------------------------------------------------
@@ -158,6 +158,10 @@ def set_attributes(front: Front, replica: Replica, place: Placement, device_mesh
     front.static_graph = False  # until _set_static_graph(), as in DDP
     front.bucket_bytes_cap = options.cap_bytes
     front.broadcast_bucket_size = state_sync.BROADCAST_BYTES
+    front.forward_sync_buffers = options.sync_buffers_at_forward
+    front.require_forward_param_sync = True
+    front.modules_buffers, front.named_module_buffers = [], {}  # until _assign_modules_buffers()
+    front.buffer_hook = None
     front._lazy_init_ran = False
 
 

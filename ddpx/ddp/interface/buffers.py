@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
-from ddpx import health
+from ddpx import health, params
 from ddpx.comm import state_sync
 from ddpx.comm.collectives import all_reduce
 from ddpx.comm.process_group import is_alone, resolve_group
@@ -20,23 +20,16 @@ from ddpx.ddp.replica.replica import Replica
 from ddpx.reducer import Reducer
 
 
-def _of_buffers(name: str, meaning: str) -> Any:
-    """A property of a wrapper: the attribute ``name`` of its ``BufferRules``."""
-
-    def get(wrapper: BufferInterface) -> Any:
-        return getattr(wrapper._ddpx.buffers, name)
-
-    def assign(wrapper: BufferInterface, value: Any) -> None:
-        setattr(wrapper._ddpx.buffers, name, value)
-
-    return property(get, assign, doc=meaning)
-
-
 class BufferInterface:
     """Attributes and methods of DDP that concern buffers."""
 
     device: torch.device
     broadcast_bucket_size: int
+    forward_sync_buffers: bool  # whether forwards broadcast buffers
+    require_forward_param_sync: bool  # whether the last forward was synchronized
+    modules_buffers: list[torch.Tensor]  # the buffers to broadcast
+    named_module_buffers: dict[str, torch.Tensor]  # the same, by name, for a buffer hook
+    buffer_hook: _BufferCommHook | None  # the hook in place of the broadcast
     _ddpx: Replica  # everything that ddpx keeps; all other attributes have names of DDP
     _join_config: Any
 
@@ -54,23 +47,14 @@ class BufferInterface:
         """The reducer."""
         return self._ddpx.averaging.reducer
 
-    # Assignment to these attributes is allowed, as in DDP.
-    forward_sync_buffers: bool = _of_buffers("enabled", "Whether forwards broadcast buffers.")
-    broadcast_buffers: bool = _of_buffers("enabled", "The older name of ``forward_sync_buffers``.")
-    require_forward_param_sync: bool = _of_buffers(
-        "last_forward_was_synchronized",
-        "Whether the last forward was synchronized. The next forward else skips the broadcast.",
-    )
-    modules_buffers: list[torch.Tensor] = _of_buffers(
-        "tensors",
-        "The buffers to broadcast. ``_assign_modules_buffers`` may set others.",
-    )
-    named_module_buffers: dict[str, torch.Tensor] = _of_buffers(
-        "named", "The same, by name, for a buffer hook."
-    )
-    buffer_hook: _BufferCommHook | None = _of_buffers(
-        "hook", "The hook in place of the broadcast. None without a hook."
-    )
+    @property
+    def broadcast_buffers(self) -> bool:
+        """The older name of ``forward_sync_buffers``."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
 
     def will_sync_module_buffers(self) -> bool:
         """Returns whether the next forward synchronizes buffers.
@@ -79,11 +63,18 @@ class BufferInterface:
             >>> model.will_sync_module_buffers()  # a linear layer has no buffers
             False
         """
-        return self._ddpx.buffers.will_sync()
+        return (
+            self.require_forward_param_sync
+            and self.forward_sync_buffers
+            and bool(self.modules_buffers)
+        )
 
     def _assign_modules_buffers(self) -> None:
         """Reads the buffers of the module again, because user code may have replaced them."""
-        self._ddpx.buffers.refresh()
+        replica = self._ddpx
+        named = params.named_managed_buffers(replica.module, replica.ignored)
+        self.named_module_buffers = dict(named)
+        self.modules_buffers = list(self.named_module_buffers.values())
 
     def _register_buffer_comm_hook(
         self,
@@ -94,18 +85,36 @@ class BufferInterface:
         """Replaces the broadcast by ``hook(state, named_buffers)``, before or after forward.
 
         The end of backward waits for the futures that the hook returns in a list.
+
+        Raises:
+            TypeError: The hook is not callable, or ``comm_hook_location`` is not a location.
         """
-        self._ddpx.buffers.set_hook(state, hook, comm_hook_location)
+        if not callable(hook):
+            raise TypeError(
+                f"The buffer hook must be callable, got {type(hook).__name__}. Pass a function "
+                "hook(state, named_buffers)."
+            )
+        if not isinstance(comm_hook_location, _BufferCommHookLocation):  # it would never run
+            raise TypeError(
+                "the location of a buffer hook must be _BufferCommHookLocation.PRE_FORWARD or "
+                f"POST_FORWARD, but got {comm_hook_location!r}."
+            )
+        self.buffer_hook = _BufferCommHook(hook, state, comm_hook_location)
 
     def _check_sync_bufs_pre_fwd(self) -> bool:
         """Whether this forward synchronizes buffers before the module runs."""
-        before = _BufferCommHookLocation.PRE_FORWARD
-        return self.will_sync_module_buffers() and self._ddpx.buffers.is_at(before)
+        return self.will_sync_module_buffers() and (
+            self.buffer_hook is None
+            or self.buffer_hook.buffer_comm_hook_location is _BufferCommHookLocation.PRE_FORWARD
+        )
 
     def _check_sync_bufs_post_fwd(self) -> bool:
         """Whether this forward synchronizes buffers after the module has run."""
-        after = _BufferCommHookLocation.POST_FORWARD
-        return self.will_sync_module_buffers() and self._ddpx.buffers.is_at(after)
+        return (
+            self.will_sync_module_buffers()
+            and self.buffer_hook is not None
+            and self.buffer_hook.buffer_comm_hook_location is _BufferCommHookLocation.POST_FORWARD
+        )
 
     def _sync_buffers(self) -> None:
         """Synchronizes the buffers with those of rank 0; in a join context, of the highest rank."""

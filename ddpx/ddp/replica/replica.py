@@ -20,7 +20,6 @@ from ddpx.ddp.replica import ownership
 from ddpx.ddp.replica.averaging import Averaging
 from ddpx.ddp.replica.uneven_inputs import UnevenInputs
 from ddpx.ddp.search import wrapper_search
-from ddpx.ddp.user_module.buffer_rules import BufferRules
 from ddpx.ddp.user_module.module_ref import ModuleRef
 from ddpx.planning.report import PlanReport
 from ddpx.reducer import Reducer
@@ -37,7 +36,6 @@ class Replica:
         transport: The transport of buckets. None: the group.
         options: The options of the front.
         averaging: The reducer and what belongs to it, after :meth:`attach`.
-        buffers: The buffers that forwards broadcast.
         comm_hook: The hook in place of the all-reduce.
         post_sync: The hooks that run after a synchronized backward.
         uneven: The state of join contexts.
@@ -61,7 +59,6 @@ class Replica:
         self.group = group
         self.transport: transports.Transport | None = None
         self.options = options
-        self.buffers = BufferRules(module, self.ignored, options.sync_buffers_at_forward)
         self.comm_hook = CommHook()
         self.post_sync = PostSync()
         self.uneven = UnevenInputs()
@@ -163,7 +160,6 @@ class Replica:
         self.group = group
         self.search = wrapper_search.begin(self)
         self.post_sync.drop_futures()
-        self.buffers.last_forward_was_synchronized = True
 
     def exclude_search(self, call: str) -> None:
         """A communication hook is about to be registered.

@@ -1,1 +1,1 @@
-"""The module whose gradients are averaged: layers, buffers, casts, inputs and outputs."""
+"""The module whose gradients are averaged: layers, casts, inputs and outputs."""
