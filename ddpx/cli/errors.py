@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ddpx.timeline.export import trace_file
@@ -25,12 +27,19 @@ def check_tool(package: str) -> None:
         raise UserMistake(needs_tools(package)) from cause
 
 
+@contextmanager
+def mistakes(kind: type[Exception] = ValueError) -> Iterator[None]:
+    """Makes a UserMistake of each error of this kind in the block."""
+    try:
+        yield
+    except kind as cause:
+        raise UserMistake(str(cause)) from cause
+
+
 def check_folder(folder: Path) -> None:
     """Raises UserMistake if files cannot be written into a folder, which need not exist."""
-    try:
+    with mistakes():
         trace_file.check_folder(folder)
-    except ValueError as cause:
-        raise UserMistake(str(cause)) from cause
 
 
 def check_file(path: Path) -> None:

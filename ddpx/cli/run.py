@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ddpx.cli.options import check_cap
+from ddpx.cli.errors import mistakes
 from ddpx.cli.torchrun import launch, torchrun_options
-from ddpx.ddp.arguments.options import CAP_VARIABLE
+from ddpx.ddp.arguments.bucket_sizes import CAP_VARIABLE, cap_of_text
 
 
 @click.command(
@@ -36,15 +36,12 @@ def command(words: tuple[str, ...]) -> int:
       ddpx run -m mypackage.train --epochs 3
       ddpx run --nnodes 2 --node-rank 0 --master-addr host0 --nproc-per-node 8 train.py
     """
-    options, script = torchrun_options(
-        words,
-        {"--keep-survivors": "do not end other ranks if a rank fails"},
-        {"--bucket-cap-mb": "bucket size in MiB, -1 for no limit, or auto"},
-    )
+    options, script = torchrun_options(words)
     environment = {}
     if options.bucket_cap_mb is not None:
         environment[CAP_VARIABLE] = options.bucket_cap_mb
-        check_cap(options.bucket_cap_mb)
+        with mistakes():
+            cap_of_text("--bucket-cap-mb", options.bucket_cap_mb)
     return launch(
         options,
         "ddpx.cli.runner",

@@ -19,7 +19,7 @@ from ddpx import settings
 from ddpx.cli import errors, guard, rank
 from ddpx.cli.script import Script
 from ddpx.comm import transport
-from ddpx.ddp.arguments.options import checked_cap, checked_plan
+from ddpx.ddp.arguments.bucket_sizes import checked_cap, checked_plan
 from ddpx.health import stall_timeout
 
 DEFAULT_NUM_RANKS = 2
@@ -28,27 +28,21 @@ _THREADS = "OMP_NUM_THREADS"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # each restart gets a new store
 
 
-def torchrun_options(
-    words: Sequence[str],
-    switches: Mapping[str, str] | None = None,
-    values: Mapping[str, str] | None = None,
-) -> tuple[argparse.Namespace, Script]:
-    """Parses options of torchrun, with the defaults of ddpx, and the script after the options.
+def torchrun_options(words: Sequence[str]) -> tuple[argparse.Namespace, Script]:
+    """Parses options of ``ddpx run``, which are also those of torchrun, and the script after them.
 
     Args:
         words: The words of the command line.
-        switches: Further options without a value, with their help texts.
-        values: Further options with a value, with their help texts.
 
     Raises:
         UserMistake: torchrun does not know an option, or the script does not exist.
     """
     parser = torchrun.get_args_parser()
     parser.error = _usage_error  # type: ignore[method-assign]
-    for switch, purpose in (switches or {}).items():
-        parser.add_argument(switch, action="store_true", help=purpose)
-    for name, purpose in (values or {}).items():
-        parser.add_argument(name, help=purpose)
+    purpose = "do not end other ranks if a rank fails"
+    parser.add_argument("--keep-survivors", action="store_true", help=purpose)
+    purpose = "bucket size in MiB, -1 for no limit, or auto"
+    parser.add_argument("--bucket-cap-mb", help=purpose)
     if "PET_NPROC_PER_NODE" not in os.environ:  # torchrun reads the option from it, too
         parser.set_defaults(nproc_per_node=_NOT_GIVEN)
     options = parser.parse_args(list(words))
@@ -159,7 +153,7 @@ def launch(
 
 def _check_variables() -> None:
     """Finds mistakes that otherwise every rank would report, after its start."""
-    try:
+    with errors.mistakes():
         stall_timeout.apply()
         settings.seconds_of("DDPX_HOST_LEASE")
         transport.checked_choice(None)
@@ -167,8 +161,6 @@ def _check_variables() -> None:
         checked_plan()
         for variable in ("DDPX_HEALTH", "DDPX_CHECK_FINITE"):
             settings.switch_of(variable)
-    except ValueError as cause:
-        raise errors.UserMistake(str(cause)) from cause
 
 
 def _usage_error(message: str) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -11,22 +11,35 @@ from torch import nn
 from ddpx.params.managed import ManagedParam
 
 
-@dataclass(frozen=True)
 class DelayedParams:
-    """The two arguments of DDP.
+    """The two arguments of DDP, after checks.
 
     Attributes:
         named_params: Names and parameters whose all-reduce is delayed. None: no parameter.
         trigger: The parameter whose gradient starts the delayed all-reduce.
+
+    Raises:
+        ValueError: One of the two arguments is given without the other.
+        TypeError: ``named_params`` has no pairs of a name and a parameter.
     """
 
-    named_params: Sequence[tuple[str, nn.Parameter]] | None
-    trigger: nn.Parameter | None
+    def __init__(
+        self,
+        named_params: Iterable[tuple[str, nn.Parameter]] | None = None,
+        trigger: nn.Parameter | None = None,
+    ) -> None:
+        if (named_params is None) != (trigger is None):
+            raise ValueError(
+                "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the "
+                "same time. Pass both, or leave both out."
+            )
+        self.named_params = None if named_params is None else _pairs(named_params)
+        self.trigger = trigger
 
     @property
     def is_used(self) -> bool:
-        """Whether an argument was given."""
-        return self.named_params is not None or self.trigger is not None
+        """Whether the arguments were given."""
+        return self.trigger is not None
 
     def mark(self, managed: Sequence[ManagedParam]) -> tuple[list[ManagedParam], int | None]:
         """Marks the delayed parameters.
@@ -67,22 +80,7 @@ class DelayedParams:
         }
 
 
-def delayed_params(
-    named_params: Iterable[tuple[str, nn.Parameter]] | None, trigger: nn.Parameter | None
-) -> DelayedParams:
-    """Checks the two arguments.
-
-    Raises:
-        ValueError: One of the two arguments is given without the other.
-        TypeError: ``named_params`` has no pairs of a name and a parameter.
-    """
-    if (named_params is None) != (trigger is None):
-        raise ValueError(
-            "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same "
-            "time. Pass both, or leave both out."
-        )
-    if named_params is None:
-        return DelayedParams(None, None)
+def _pairs(named_params: object) -> list[tuple[str, nn.Parameter]]:
     if not isinstance(named_params, Iterable):
         raise _no_pairs(named_params)
     pairs = list(named_params)  # an iterator can be read only once
@@ -94,7 +92,7 @@ def delayed_params(
             and isinstance(pair[1], torch.Tensor)
         ):
             raise _no_pairs(pair)
-    return DelayedParams(pairs, trigger)
+    return pairs
 
 
 def _no_pairs(got: object) -> TypeError:

@@ -99,6 +99,11 @@ class Reducer(_C.Reducer):
         in_use = None if self.has_hook else self._transport
         return name_of(in_use, self._process_group, self._device)
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether the current stream of the device is captured into a CUDA graph."""
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
     def move_to(
         self,
         process_group: dist.ProcessGroup,

@@ -17,6 +17,7 @@ from torch import nn
 
 import ddpx
 from ddpx import ReducerDDP
+from ddpx.reducer import Reducer
 
 _NUM_STEPS = 6
 _CAPTURED_STEP = 4
@@ -24,7 +25,7 @@ _CAPTURED_STEP = 4
 
 @contextmanager
 def _torch_says(is_captured: bool) -> Iterator[None]:
-    captured = mock.patch("torch.cuda.is_current_stream_capturing", return_value=is_captured)
+    captured = mock.patch.object(Reducer, "is_captured", is_captured)
     with mock.patch("ddpx.ddp.fronts.front._CAPTURE_IS_HIDDEN", True), captured:
         yield
 
@@ -55,7 +56,6 @@ def _texts(
     )
     model = ReducerDDP(module, **options)
     model.set_check_finite(check_finite)
-    model.device_type = "cuda"
     texts = []
     for step in range(_NUM_STEPS):
         context: AbstractContextManager[Any] = model.no_sync() if no_sync else nullcontext()
@@ -113,7 +113,6 @@ def test_recording(ranks):
 def _failed_then_trained(**options: Any) -> tuple[str, list[torch.Tensor], torch.Tensor]:
     """A backward that raises under capture, and the gradients of later steps."""
     model = ReducerDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), **options)
-    model.device_type = "cuda"
     x = torch.ones(2, 4) * (1 + torch.distributed.get_rank())
     for _ in range(_CAPTURED_STEP):
         _step(model, x, captured=False)

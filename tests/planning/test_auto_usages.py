@@ -22,8 +22,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 import ddpx
-from ddpx.ddp.arguments.options import CAP_VARIABLE, PLAN_VARIABLE
+from ddpx.ddp.arguments.bucket_sizes import CAP_VARIABLE, PLAN_VARIABLE
 from ddpx.planning import search as searches
+from ddpx.reducer import Reducer
 from ddpx.testing import RankFailed, RankPool
 
 STEPS = SHORT.most_steps + 1
@@ -236,7 +237,7 @@ def _captured() -> None:
     with short_search():
         model = _auto()
         _train(model, 2)
-        captured = patch.object(ddpx.ddp.search.wrapper_search, "is_captured", lambda _: True)
+        captured = patch.object(Reducer, "is_captured", True)
         refused = pytest.raises(RuntimeError, match=r"CUDA graph, .*plan_report\(model\)\.final")
         with captured, refused:
             _train(model, 1)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpx
-from ddpx.ddp.arguments.options import PLAN_VARIABLE
+from ddpx.ddp.arguments.bucket_sizes import PLAN_VARIABLE
 
 STEPS = 4
 

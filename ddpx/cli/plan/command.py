@@ -13,7 +13,7 @@ from ddpx.cli import errors, options
 from ddpx.cli.plan.runner import PLAN, REPORT
 from ddpx.cli.script import Script
 from ddpx.cli.torchrun import launch, local_options
-from ddpx.ddp.arguments.options import AUTO, CAP_VARIABLE, PLAN_VARIABLE
+from ddpx.ddp.arguments.bucket_sizes import AUTO, CAP_VARIABLE, PLAN_VARIABLE
 from ddpx.planning import BucketPlan, PlanReport
 from ddpx.planning.search import MOST_STEPS
 from ddpx.timeline.export import plan_picture, plan_rows

@@ -23,10 +23,8 @@ class Launch:
 
     @cached_property
     def summary(self) -> Summary:
-        try:
+        with errors.mistakes(RuntimeError):  # no complete step was recorded
             return self.timeline.summary()
-        except RuntimeError as cause:  # no complete step was recorded
-            raise errors.UserMistake(str(cause)) from cause
 
     @cached_property
     def steps_ms(self) -> list[float]:
@@ -57,11 +55,9 @@ def load(path: Path, model: int) -> list[Launch]:
     """
     if not path.exists():
         raise errors.UserMistake(f"there is no file or folder '{path}'. Pass an existing path.")
-    try:
+    with errors.mistakes():
         files = [] if model or trace_file.models_in(path) else trace_file.launches_in(path)
         return [Launch(Timeline.load(file, model)) for file in files or [path]]
-    except ValueError as cause:
-        raise errors.UserMistake(str(cause)) from cause
 
 
 _WRITERS: dict[str, Callable[[Timeline, Path], None]] = {

@@ -16,7 +16,7 @@ from ddpx.ddp.fronts.front import Front
 from ddpx.ddp.replica import ownership
 from ddpx.ddp.replica.replica import Replica
 from ddpx.ddp.user_module.module_ref import ModuleRef
-from ddpx.params.delayed import delayed_params
+from ddpx.params.delayed import DelayedParams
 from ddpx.params.dtensors import check_dtensors
 from ddpx.params.grad_dtypes import check_grad_dtype
 from ddpx.planning import indices_of
@@ -60,7 +60,7 @@ def prepare(
         options: The arguments that :func:`make_options` takes.
     """
     checks.check_module(module)
-    delayed = delayed_params(delay_all_reduce_named_params, param_to_hook_all_reduce)
+    delayed = DelayedParams(delay_all_reduce_named_params, param_to_hook_all_reduce)
     made = make_options(delayed=delayed, **options)
     group = resolve_group(process_group, device_mesh)
     ignored = params.ignored_names(module) | also_ignored

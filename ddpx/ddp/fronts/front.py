@@ -23,7 +23,6 @@ from ddpx.ddp.interface.logging_data import Logger, logging_data
 from ddpx.ddp.replica import ownership
 from ddpx.ddp.replica.averaging import Averaging
 from ddpx.ddp.replica.replica import Replica
-from ddpx.ddp.search.wrapper_search import is_captured
 from ddpx.ddp.user_module import nested
 from ddpx.version import release_of
 
@@ -50,7 +49,7 @@ class Front(GradientInterface):
                 averaging.take_back(ownership.take(replica))
         if not self._lazy_init_ran:
             self._lazy_init()
-        captured = _CAPTURE_IS_HIDDEN and is_captured(self.device_type)
+        captured = _CAPTURE_IS_HIDDEN and reducer.is_captured
         joins = self._join_config.enable
         if joins:
             if replica.uneven.depends_on_other_ranks:

@@ -95,7 +95,7 @@ class GradientInterface(JoinInterface, Finalization):
             tensor([[16., 16., 16., 16.]])
         """
         self._check_comm_hook(hook)
-        self._ddpx.exclude_search("register_comm_hook()")
+        wrapper_search.exclude(self._ddpx, "register_comm_hook()")
         self._ddpx.comm_hook.register(self.reducer, state, hook)
 
     def _check_comm_hook(self, hook: Callable[..., Any]) -> None:
@@ -114,7 +114,7 @@ class GradientInterface(JoinInterface, Finalization):
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         """Makes a hook in C++ communicate each bucket: ``ALLREDUCE`` or ``FP16_COMPRESS``."""
-        self._ddpx.exclude_search("_register_builtin_comm_hook()")
+        wrapper_search.exclude(self._ddpx, "_register_builtin_comm_hook()")
         self._ddpx.comm_hook.register_builtin(self.reducer, comm_hook_type)
 
     def _register_fused_optim(

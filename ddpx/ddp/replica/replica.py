@@ -161,20 +161,6 @@ class Replica:
         self.search = wrapper_search.begin(self)
         self.post_sync.drop_futures()
 
-    def exclude_search(self, call: str) -> None:
-        """A communication hook is about to be registered.
-
-        Args:
-            call: The call that registers the hook.
-
-        Raises:
-            RuntimeError: The argument ``bucket_cap_mb="auto"`` was given.
-        """
-        if self.options.auto_buckets == "argument":
-            raise wrapper_search.hook_excluded(call)
-        if self.options.auto_buckets is not None:
-            wrapper_search.give_up(self, call)
-
     # ---- copies --------------------------------------------------------------------------------
 
     def without_ranks(self) -> Replica:

@@ -17,7 +17,8 @@ from ddpx import _C, health
 from ddpx.comm import transforms
 from ddpx.comm.collectives import all_reduce, broadcast
 from ddpx.comm.process_group import device_of_calls, is_alone, rank_of_job
-from ddpx.ddp.arguments.options import AUTO, CAP_VARIABLE, Options
+from ddpx.ddp.arguments.bucket_sizes import AUTO, CAP_VARIABLE
+from ddpx.ddp.arguments.options import Options
 from ddpx.ddp.backward_hooks.communication import CommHook
 from ddpx.ddp.backward_hooks.post_sync import PostSync
 from ddpx.ddp.search.events import arrivals_of, times_of_steps
@@ -32,6 +33,7 @@ _logger = logging.getLogger("ddpx.planning")
 _STEPS_KEPT = 16  # more than a measurement has
 _MOST_EVENTS = 1 << 20
 _LARGE_BYTES = 1 << 20
+_HAS_HOOK = "the wrapper has a communication hook"  # a reason
 
 
 class Searched(Protocol):
@@ -100,7 +102,7 @@ class WrapperSearch:
         Raises:
             RuntimeError: The current stream is captured, and the search has not ended.
         """
-        if (captured or is_captured(replica.device.type)) and not self.report.final:
+        if (captured or self._reducer.is_captured) and not self.report.final:
             raise _capture_while_searching(replica.group.rank(), self.report)
         self._reducer.prepare_forward(captured)
         in_backward = torch._C._current_graph_task_id() != -1
@@ -115,9 +117,9 @@ class WrapperSearch:
         self._search.stop()
         self._post_sync.call_after_steps(self._reducer, None)
 
-    def give_up(self, replica: Searched, reason: str) -> None:
+    def give_up(self, replica: Searched) -> None:
         """Ends the search with the default plan, which was not measured."""
-        self._search.give_up(reason)
+        self._search.give_up(_HAS_HOOK)
         self._post_sync.call_after_steps(self._reducer, None)
         replica.search = None
         replica.plan_report = self.report
@@ -158,22 +160,30 @@ def begin(replica: Searched) -> WrapperSearch | None:
     elif len(replica.managed) == 1:
         reason = "the model has one gradient"
     elif replica.comm_hook.replaces_all_reduce:
-        reason = "the wrapper has a communication hook"
+        reason = _HAS_HOOK
     else:
         return WrapperSearch(replica)
     replica.plan_report = PlanReport("done", chosen="default", reason=reason)
     return None
 
 
-def give_up(replica: Searched, call: str) -> None:
-    """Ends the search that the environment asked for, because of a communication hook."""
+def exclude(replica: Searched, call: str) -> None:
+    """Ends the search before ``call`` registers a communication hook.
+
+    Raises:
+        RuntimeError: The argument ``bucket_cap_mb="auto"`` was given.
+    """
+    if replica.options.auto_buckets == "argument":
+        raise _hook_excluded(call)
+    if replica.options.auto_buckets is None:
+        return
     warnings.warn(
         f"{CAP_VARIABLE}={AUTO} has no effect on a wrapper with a communication hook ({call}).",
         UserWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     if replica.search is not None:
-        replica.search.give_up(replica, "the wrapper has a communication hook")
+        replica.search.give_up(replica)
 
 
 class _Training:
@@ -253,15 +263,10 @@ def gradients_of(replica: Searched) -> tuple[ReadyGradient, ...]:
     return tuple(found)
 
 
-def is_captured(device_type: str) -> bool:
-    """Whether the current stream of a device is captured into a CUDA graph."""
-    return device_type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 # ---- errors --------------------------------------------------------------------------------------
 
 
-def hook_excluded(call: str) -> RuntimeError:
+def _hook_excluded(call: str) -> RuntimeError:
     return RuntimeError(
         f"{call} cannot be used with bucket_cap_mb='auto': the search times all-reduces, which a "
         "communication hook replaces. An optimizer in backward registers such a hook, too. Leave "
