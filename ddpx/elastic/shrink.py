@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import io
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from operator import index
-from typing import Any, Protocol, SupportsIndex
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddpx import _C, health, params
+from ddpx import _C, params
 from ddpx.comm import state_sync, transport
 from ddpx.ddp.fronts.front import Front
 from ddpx.ddp.fronts.lookup import front_of
-from ddpx.ddp.replica import ownership
 from ddpx.elastic import errors, state_check
+from ddpx.elastic.preconditions import (
+    Stateful,
+    check_stateful,
+    monitor_of_failure,
+    number_of_step,
+    why_not,
+)
 from ddpx.elastic.regroup import Regrouping, abort_other_groups
 from ddpx.elastic.survivor_agreement import (
     ACCEPTED,
@@ -30,21 +34,9 @@ from ddpx.elastic.survivor_agreement import (
     Rendezvous,
     SurvivorState,
 )
-from ddpx.errors import no_failure_detector
-from ddpx.health.failure import RankFailure, RankMismatch, RankStalled
 from ddpx.settings import seconds
 
 _MOST_TIMEOUT_S = 86400.0
-# torch reads the variable when a group is made. Another value lets its watchdog end this process
-# about a minute after an error of NCCL.
-_WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-
-
-class Stateful(Protocol):
-    """An optimizer, a learning-rate schedule or a gradient scaler."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -145,14 +137,14 @@ def shrink(
         >>> model.module.weight.grad
         tensor([[8., 8., 8., 8.]])
     """
-    step = None if step is None else _number_of_step(step)
+    step = None if step is None else number_of_step(step)
     timeout_s = min(seconds("timeout_s", timeout_s), _MOST_TIMEOUT_S)
-    _check_stateful(stateful)
+    check_stateful(stateful)
     front = front_of(model)
-    monitor = _monitor_of_failure(front, step)
+    monitor = monitor_of_failure(front, step)
     if front._ddpx.search is not None:
         front._ddpx.search.stop()  # ends its recording; the new group begins a new search
-    reason = _why_not(front, stateful)
+    reason = why_not(front, stateful)
     if reason is not None:
         raise RuntimeError(
             "ddpx.shrink() cannot move this wrapper to another process group: "
@@ -174,26 +166,6 @@ def shrink(
     except BaseException:
         move.rendezvous.give_up()
         raise
-
-
-def _number_of_step(step: object) -> int:
-    if isinstance(step, bool) or not isinstance(step, SupportsIndex):
-        raise TypeError(f"step must be an integer or None, but got {step!r}.")
-    if index(step) < 0:
-        raise ValueError(f"step={step!r} is negative. Pass the number of optimizer steps so far.")
-    return index(step)
-
-
-def _check_stateful(stateful: Sequence[object]) -> None:
-    """Checks before anything is changed: the methods are called only if survivors differ."""
-    for item in stateful:
-        for method in ("state_dict", "load_state_dict"):
-            if not callable(getattr(item, method, None)):
-                raise TypeError(
-                    f"ddpx.shrink() got {type(item).__name__}, which has no {method}(). Pass each "
-                    "optimizer, schedule and scaler as an argument of its own: "
-                    "ddpx.shrink(model, optimizer, scheduler)."
-                )
 
 
 class _Move:
@@ -227,9 +199,8 @@ class _Move:
             agreement = self.rendezvous.agree()
             refusal = state_check.why_no_state(agreement, self._stateful)
             if refusal is not None:
-                self.rendezvous.reach(
-                    agreement, ACCEPTED
-                )  # all members must read the agreement first
+                # All members must read the agreement first.
+                self.rendezvous.reach(agreement, ACCEPTED)
                 raise refusal
             if not self.rendezvous.reach(agreement, ACCEPTED):
                 continue
@@ -336,92 +307,3 @@ def move_to(front: Front, group: dist.ProcessGroup, num_steps: int) -> None:
     """
     front._ddpx.move_to(group, num_steps)
     front.require_forward_param_sync = True  # the last forward was one of the old group
-
-
-def _monitor_of_failure(model: Front, step: int | None) -> _C.Monitor:
-    """Returns the monitor of the model's group, which has lost ranks.
-
-    Peers then see that this rank knows of the failure.
-    """
-    monitor = _C.monitor_of(model.process_group)
-    if monitor is None:
-        raise no_failure_detector()
-    # If False, the error came from another call, maybe between backward and optimizer step.
-    knows_steps = (
-        monitor.has_raised
-        and not health.failed_between_steps(model.process_group)
-        and (not monitor.interrupted or state_check.waits_in_each_step(model))
-    )
-    try:
-        monitor.explain_error("")
-    except RankMismatch:
-        raise RuntimeError(
-            "ddpx.shrink() removes lost ranks, but no rank is lost. Ranks made different "
-            "collective calls (ddpx.RankMismatch), and the parameters of ranks may differ now. "
-            f"{errors.FROM_CHECKPOINT}"
-        ) from None
-    except (RankFailure, RankStalled):
-        if step is None and not knows_steps:
-            raise RuntimeError(
-                "ddpx.shrink() was called after an error that did not come from forward or "
-                "backward of the wrapper. ddpx.shrink() cannot tell whether the optimizer made the "
-                "last step on this rank. Pass step=, the number of optimizer steps that the "
-                "parameters of this rank contain."
-            ) from None
-        return monitor
-    raise RuntimeError(
-        "ddpx.shrink() was called, but no rank of this wrapper's process group is lost. Call "
-        "ddpx.shrink() on every surviving rank, after ddpx.RankFailure or ddpx.RankStalled."
-    )
-
-
-def _uses_nccl(group: dist.ProcessGroup) -> bool:
-    return "nccl" in str(dist.get_backend_config(group))
-
-
-def _why_not(model: Front, stateful: Sequence[Stateful]) -> str | None:
-    """The reason why this wrapper cannot change its group. None if it can.
-
-    The answer is the same on every rank.
-    """
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    devices = sorted({str(param.device) for param in model.module.parameters()})
-    if len(devices) > 1:
-        return f"its parameters are on several devices ({', '.join(devices)})"
-    if _uses_nccl(model.process_group) and os.environ.get(_WATCHDOG) != "0":
-        return (
-            f"{_WATCHDOG} is not 0, so torch's watchdog ends this process about a minute after the "
-            "loss. Set the variable to 0 before the process group is made, or start the script by "
-            "`ddpx run --keep-survivors`"
-        )
-    if model._ddpx.comm_hook.has_group:
-        return (
-            "its communication hook or mixed_precision keeps the process group that existed when "
-            "it was set"
-        )
-    if model._ddpx.comm_hook.runs_optimizer:
-        return (
-            "its optimizer runs inside backward, so some parameters may have made the step and "
-            "others not"
-        )
-    if model._join_config.enable:
-        return "it is inside join(), where ranks may be at different batches"
-    if getattr(model, "device_mesh", None) is not None:
-        return "it was made with a device_mesh, and the mesh would still contain the lost ranks"
-    if model.reducer.recorded:
-        return (
-            "it is being recorded, and a recording needs the same ranks in all steps. Leave the "
-            "ddpx.record() block first, or unset DDPX_TIMELINE"
-        )
-    if any(isinstance(item, ZeroRedundancyOptimizer) for item in stateful):
-        return (
-            "a ZeroRedundancyOptimizer keeps a part of its state on each rank, and the parts of "
-            "the lost ranks are lost"
-        )
-    if ownership.others_than(model._ddpx):
-        return (
-            "there is another ReducerDDP or replicated module, which would be left without a "
-            "process group"
-        )
-    return None
