@@ -37,13 +37,13 @@ def test_what_is_stored() -> None:
     assert plans["ready"] == [1, 2, 3, 4]
     default, best = plans["rows"]
     assert default["title"] == "default: 1 bucket, step 20.0 ms"
-    assert default["spans"] == ((4, pytest.approx(9)),) and default["sizes"] == ("4.0 MiB",)
+    assert default["spans_ms"] == ((4, pytest.approx(9)),) and default["sizes"] == ("4.0 MiB",)
     assert best["title"] == "best: 2 buckets, step 10.0 ms"
-    assert best["spans"] == (
+    assert best["spans_ms"] == (
         (2, pytest.approx(5)),
         (pytest.approx(5), pytest.approx(8)),
     )
-    assert (best["predictedEnd"], best["measuredEnd"]) == (8, 8.5)
+    assert (best["predicted_end_ms"], best["measured_end_ms"]) == (8, 8.5)
     kept = page_data(_searched("default"))["plans"]["rows"]
     assert [row["title"] for row in kept] == [default["title"], best["title"]]
 

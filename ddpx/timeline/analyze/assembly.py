@@ -22,6 +22,7 @@ from ddpx.timeline.record.clocks import error_of, to_rank_0
 from ddpx.timeline.record.rank_data import RankData
 
 _KINDS = {int(kind): kind.name for kind in _C.EventKind.__members__.values()}
+_ENDS = ("BACKWARD_END", "AGREE_BEGIN", "AGREE_END", "STEP_END")
 _PHASES = {int(phase): phase.name.lower() for phase in _C.Phase.__members__.values()}
 
 
@@ -100,10 +101,7 @@ class _Attempt:
     """The events since the last start of a backward in a step. Earlier backwards were aborted."""
 
     backward_begin: int
-    backward_end: int = -1
-    end: int = -1
-    agree_begin: int = -1
-    agree_end: int = -1
+    ends: dict[str, int] = field(default_factory=dict)  # by kind, as of _ENDS
     arrivals: dict[int, int] = field(default_factory=dict)
     buckets: dict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -123,37 +121,27 @@ def _rank_step(events: Sequence[_Event], num_buckets: int) -> RankStep | None:
             outputs_reached.clear()
         elif attempt is None:
             continue
-        elif event.kind == "BACKWARD_END":
-            attempt.backward_end = event.at
-        elif event.kind == "AGREE_BEGIN":
-            attempt.agree_begin = event.at
-        elif event.kind == "AGREE_END":
-            attempt.agree_end = event.at
-        elif event.kind == "STEP_END":
-            attempt.end = event.at
+        elif event.kind in _ENDS:
+            attempt.ends[event.kind] = event.at
         elif event.kind == "GRAD_ARRIVED":
             attempt.arrivals[event.index] = event.at
         elif event.kind != "PHASE":
             attempt.buckets[event.index].setdefault(event.kind, event.at)
-    if attempt is None or attempt.end < 0:
+    if attempt is None or "STEP_END" not in attempt.ends:
         return None
+    ends, end = attempt.ends, attempt.ends["STEP_END"]
     arrivals = sorted((at, param) for param, at in attempt.arrivals.items())
     return RankStep(
         forwards=forwards,
-        backward=Interval(attempt.backward_begin, attempt.backward_end),
-        end=attempt.end,
+        backward=Interval(attempt.backward_begin, ends.get("BACKWARD_END", -1)),
+        end=end,
         arrivals=tuple(Arrival(param, at) for at, param in arrivals),
         buckets=tuple(_bucket(attempt.buckets.get(index, {})) for index in range(num_buckets)),
         phases=_phases(events),
-        agreement=_agreement(attempt),
+        # Empty without a communication after the last bucket.
+        agreement=Interval(ends.get("AGREE_BEGIN", end), ends.get("AGREE_END", end)),
         local_backwards=local_backwards,
     )
-
-
-def _agreement(attempt: _Attempt) -> Interval:
-    if attempt.agree_begin < 0:  # no communication after the last bucket
-        return Interval(attempt.end, attempt.end)
-    return Interval(attempt.agree_begin, attempt.agree_end)
 
 
 def _forwards(events: Iterable[_Event]) -> tuple[Interval, ...]:

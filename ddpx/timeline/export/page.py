@@ -93,16 +93,7 @@ def _plans(report: PlanReport | None) -> dict[str, Any] | None:
     return {
         "title": title(report),
         "ready": arrivals_ms(report),
-        "rows": [
-            {
-                "title": row.title,
-                "spans": row.spans_ms,
-                "sizes": row.sizes,
-                "predictedEnd": row.predicted_end_ms,
-                "measuredEnd": row.measured_end_ms,
-            }
-            for row in drawn
-        ],
+        "rows": [vars(row) for row in drawn],
     }
 
 

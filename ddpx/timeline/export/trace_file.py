@@ -92,22 +92,17 @@ def read(path: str | Path, model: int = 0) -> list[RankData]:
         ValueError: The path has no timeline, or no such model; or files do not belong together.
     """
     path = Path(path)
-    launches = launches_in(path)
-    if path.is_dir():
-        by_model = models_in(path)
-        if launches and by_model:
+    by_model = models_in(path) if path.is_dir() else {0: [path]}
+    if launches := launches_in(path):
+        if by_model:
             raise ValueError(
                 f"{path} has a {_TRACE} and rank*.json files, which are two recordings. Pass the "
                 f"{_TRACE}, or move one recording into another folder."
             )
-        if launches:
-            by_model = {0: launches[:1]}
-        if not by_model:
-            raise _not_a_timeline(path, f"the folder has no {_TRACE} and no rank*.json files")
-        files = by_model.get(model, [])
-    else:
-        by_model = {0: [path]}
-        files = [path] if model == 0 else []
+        by_model = {0: launches[:1]}
+    if not by_model:
+        raise _not_a_timeline(path, f"the folder has no {_TRACE} and no rank*.json files")
+    files = by_model.get(model, [])
     if not files:
         numbers = ", ".join(str(number) for number in sorted(by_model))
         raise ValueError(

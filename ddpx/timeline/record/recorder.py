@@ -47,8 +47,10 @@ class Recorder:
 
     Attributes:
         global_rank: This rank in the job.
-        data: The data of this rank. Complete after :meth:`stop`.
+        data: The data of this rank, after :meth:`stop`.
     """
+
+    data: RankData
 
     def __init__(self, replica: Replica, max_steps: int | None) -> None:
         params = replica.managed
@@ -60,51 +62,41 @@ class Recorder:
         self._sent_bytes = tuple(
             0 if gradient.alone else gradient.num_bytes for gradient in gradients_of(replica)
         )
-        self.data = RankData(
-            name="",
+        self._make_data = partial(
+            RankData,
             rank=self._group.rank(),
             world_size=self._group.size(),
             host=socket.gethostname(),
-            backend=replica.reducer.transport,
             device=str(self._device),
             param_names=tuple(param.name for param in params),
             param_bytes=tuple(
                 0 if p.expect_sparse else local_part(p.tensor).nbytes for p in params
             ),
-            readings=(),
-            device_error_ns=0,
-            num_lost=0,
-            plans=(),
-            events=torch.empty(0, 4, dtype=torch.int64, device="cpu"),
             param_kinds=tuple(
                 f"{str(p.tensor.dtype).removeprefix('torch.')} on {p.tensor.device}"
                 f"{', delayed' if p.delayed else ''}"
                 for p in params
             ),
-            clock="",
             asked_steps=max_steps,
-            cores=(),
-            num_threads=1,
-            core_wait=None,
-            plan_report=None,
-            has_hook=replica.reducer.has_hook,
         )
+        self._of_replica = _read(replica)
         per_step = 10 * len(params) + 16  # the bound for one bucket per parameter
         wanted = per_step * (max_steps or _STEPS_KEPT)
         capacity = max(min(wanted, _MOST_EVENTS), 2 * per_step)
         self._make_core = partial(_C.Recording, capacity, self._device, max_steps or 0)
+        self._core: _C.Recording | None = None
 
     @property
     def started(self) -> bool:
         """Whether the recording was started."""
-        return bool(self.data.readings)
+        return self._core is not None
 
     def start(self) -> None:
         """Starts the recording. A collective call over the model's process group."""
         with _on(self._device), health.between_steps(self._group):
             name = name_recording(self._group, self._device)
             reading = read_clocks(self._group, self._device)
-        self._begin(name=name, readings=(reading,))
+        self._begin(name=name, clock="", readings=(reading,))
 
     def start_alone(self, key: str) -> None:
         """Starts the recording without a collective call, and without a comparison of clocks.
@@ -118,8 +110,8 @@ class Recorder:
             readings=(Reading(_C.steady_now(), 0.0, 0.0),),
         )
 
-    def _begin(self, **found: Any) -> None:
-        self.data = replace(self.data, **found)
+    def _begin(self, **of_start: Any) -> None:
+        self._of_start = of_start
         self._core = self._make_core()
         self._core_wait = CoreWait()
         replica = self._replica()
@@ -134,27 +126,25 @@ class Recorder:
                 the device may never finish.
         """
         core, replica = self._core, self._replica()
-        found: dict[str, Any] = {"core_wait": self._core_wait.share()}
+        assert core is not None
+        core_wait = self._core_wait.share()
         if replica is not None:
             replica.reducer.remove_recording(core)
-            report = report_of(replica)
-            found["plan_report"] = report if report is not None and report.final else None
-            # A hook may have been registered since.
-            found["backend"] = replica.reducer.transport
-            found["has_hook"] = replica.reducer.has_hook
+            self._of_replica = _read(replica)
         if wait:
             core.close()
         else:
             core.collect()
-        self.data = replace(
-            self.data,
+        self.data = self._make_data(
+            **self._of_start,
+            **self._of_replica,
             device_error_ns=core.device_error_ns,
             num_lost=max(core.num_added - core.capacity, 0),
             plans=tuple(self._raw_plan(in_force) for in_force in core.plans),
             events=core.events(),
             cores=tuple(sorted(os.sched_getaffinity(0))),
             num_threads=torch.get_num_threads(),
-            **found,
+            core_wait=core_wait,
         )
 
     def gather(self) -> list[RankData]:
@@ -189,6 +179,16 @@ class Recorder:
             in_force.first_step,
             tuple((params, sum(self._sent_bytes[i] for i in params)) for params in buckets),
         )
+
+
+def _read(replica: Replica) -> dict[str, Any]:
+    """The values that may change while a recording runs: a script may register a hook."""
+    report = report_of(replica)
+    return {
+        "backend": replica.reducer.transport,
+        "has_hook": replica.reducer.has_hook,
+        "plan_report": report if report is not None and report.final else None,
+    }
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
