@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
+import torch
+from torch import nn
+
+import ddpx
 from ddpx.planning import ReduceCost
 from ddpx.planning import search as searches
 from ddpx.planning.candidates import DEFAULT, Buckets, ReadyGradient
@@ -13,6 +18,7 @@ from ddpx.planning.gain import Gain
 from ddpx.planning.training import Schedule
 
 SHORT = Schedule(warm_up=4, arrivals=2, measured=1, screening_rounds=1, pairs=4)
+STEPS = SHORT.most_steps + 1  # of a training in which a search ends
 
 
 def _few_candidates(
@@ -36,3 +42,24 @@ def short_search() -> Iterator[None]:
         patch.object(Gain, "is_certain", property(lambda gain: True)),
     ):
         yield
+
+
+def small_module() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+
+
+def searched(**options: Any) -> ddpx.ReducerDDP:
+    return ddpx.ReducerDDP(small_module(), bucket_cap_mb="auto", **options)
+
+
+def train(model: Any, steps: int = STEPS) -> None:
+    for _ in range(steps):
+        model.zero_grad()
+        model(torch.randn(4, 16)).square().mean().backward()
+
+
+def report_of(model: Any) -> ddpx.PlanReport:
+    report = ddpx.plan_report(model)
+    assert report is not None
+    return report

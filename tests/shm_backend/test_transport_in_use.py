@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import ddpx
 from ddpx import ReducerDDP
+from ddpx.testing import RankPool
 
 
 def _step(model: nn.Module) -> None:
@@ -171,3 +173,53 @@ def _shared_memory_without_agreement(options: dict[str, Any], asked: str) -> Non
         assert _wrap(init_sync=False, transport="auto").reducer.transport == "gloo"
     finally:
         del os.environ["DDPX_TRANSPORT"]
+
+
+def _error_of_late_peer(how: str) -> str:
+    """Ranks 0 and 2 wait for rank 1 in a step."""
+    group = dist.new_group()
+    model = _wrap(process_group=group, transport="shm")
+    _step(model)
+    if how == "stall":
+        ddpx.set_stall_timeout(error=0.5)
+    else:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
+    try:
+        if dist.get_rank() == 1:
+            time.sleep(4)
+        _step(model)
+    except ddpx.RankError as error:
+        return f"{type(error).__name__} {error.lost_ranks}"
+    return ""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["stall", "timeout of the group"])
+def test_a_late_rank_is_reported(how: str) -> None:
+    """A declared failure aborts the transport. A timeout of the group that changes counts there."""
+    with RankPool(3) as ranks:
+        errors = ranks.run(_error_of_late_peer, how)
+    assert [errors[0], errors[2]] == ["RankStalled (1,)"] * 2
+
+
+def _num_sockets() -> int:
+    files = list(Path("/proc/self/fd").iterdir())
+    return sum(file.is_socket() for file in files)
+
+
+def _sockets_before_and_after_a_group() -> tuple[int, int]:
+    before = _num_sockets()
+    group = dist.new_group()
+    model = _wrap(process_group=group)
+    _step(model)
+    dist.destroy_process_group(group)
+    del model, group
+    gc.collect()
+    time.sleep(1)  # the watchdog looks for the end of groups five times a second
+    return before, _num_sockets()
+
+
+def test_connections_end_with_the_group() -> None:
+    with RankPool(3) as pool:
+        for before, after in pool.run(_sockets_before_and_after_a_group):
+            assert after <= before

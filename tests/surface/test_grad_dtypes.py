@@ -11,8 +11,6 @@ import torch.distributed as dist
 from modes import MODES_OF_DDPX as MODES
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.optim import _apply_optimizer_in_backward
-from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddpx import ReducerDDP
 
@@ -364,45 +362,6 @@ def _check_frozen() -> None:
 
 def test_a_frozen_parameter(ranks):
     ranks(2).run(_check_frozen)
-
-
-def _check_optimizers_in_backward() -> None:
-    for dtypes in DTYPES.values():
-        model = ReducerDDP(_build(), **dtypes)
-        with pytest.raises(ValueError, match=r"_register_fused_optim.* does not work with reduce"):
-            model._register_fused_optim(torch.optim.Adam)
-        net = _build()
-        _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.1})
-        model = ReducerDDP(net, **dtypes)
-        with pytest.raises(ValueError, match=r"_apply_optimizer_in_backward.* does not work with"):
-            model(torch.randn(5, 6, dtype=torch.bfloat16))
-
-
-def test_optimizers_in_backward_are_refused(ranks):
-    ranks(2).run(_check_optimizers_in_backward)
-
-
-def _check_arguments() -> None:
-    for narrow in (torch.bfloat16, torch.float16):
-        with pytest.raises(ValueError, match=r"grad_dtype=torch\.\w+ cannot hold .*: wide\."):
-            ReducerDDP(nn.ParameterDict({"wide": torch.ones(3)}), grad_dtype=narrow)
-    for name in ("reduce_dtype", "grad_dtype"):
-        for value in ("float32", torch.int32, 32):
-            with pytest.raises(TypeError, match=f"{name} must be a floating-point torch.dtype"):
-                ReducerDDP(_build(), **{name: value})
-        for narrow in (torch.float8_e4m3fn, torch.float8_e5m2):
-            with pytest.raises(ValueError, match=rf"{name}=torch\.float8_\w+ cannot be used"):
-                ReducerDDP(_build(), **{name: narrow})
-    with pytest.raises(ValueError, match="mixed_precision has a reduce_dtype of its own"):
-        ReducerDDP(
-            _build(),
-            mixed_precision=_MixedPrecision(torch.float16),
-            reduce_dtype=torch.float32,
-        )
-
-
-def test_arguments(ranks):
-    ranks(2).run(_check_arguments)
 
 
 def _check_optimizer() -> None:

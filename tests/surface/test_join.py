@@ -232,43 +232,6 @@ def test_divisor(ranks, by_initial):
     ranks(2).run(_check_divisor, by_initial)
 
 
-def _check_throw() -> None:
-    """All ranks raise as soon as one rank runs out of inputs."""
-    for cls in WRAPPERS:
-        model = cls(Mlp())
-        num_steps = 0
-        with (
-            pytest.raises(RuntimeError, match="exhaust"),
-            model.join(throw_on_early_termination=True),
-        ):
-            for _ in range(_num_inputs(dist.get_rank())):
-                mlp_step(model)
-                num_steps += 1
-        assert num_steps == 2
-        dist.barrier()
-
-
-def test_throw_on_early_termination(ranks):
-    ranks(2).run(_check_throw)
-
-
-def _check_disabled() -> None:
-    model = ReducerDDP(Mlp())
-    assert model._get_ddp_logging_data()["join_uneven_inputs"] == 0
-    with model.join(enable=False):
-        for number in range(3):
-            torch.manual_seed(10 * number + dist.get_rank())
-            mlp_step(model)
-            assert_same_on_all_ranks(model.module.first.weight.grad)
-    with model.join():
-        mlp_step(model)
-    assert model._get_ddp_logging_data()["join_uneven_inputs"] == 1
-
-
-def test_disabled_join_does_nothing(ranks):
-    ranks(2).run(_check_disabled)
-
-
 def _check_two_wrappers() -> None:
     """Two wrappers in one context."""
     models = [ReducerDDP(Mlp()), ReducerDDP(_Normed())]

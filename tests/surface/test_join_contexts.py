@@ -1,4 +1,4 @@
-"""The end of a join context, and what peers see of ranks without inputs."""
+"""Join contexts: flags, the end of a context, and what peers see of ranks without inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from both_wrappers import SMALL_CAP, Mlp, Normed, mlp_step
+from both_wrappers import (
+    SMALL_CAP,
+    WRAPPERS,
+    Mlp,
+    Normed,
+    assert_same_on_all_ranks,
+    mlp_step,
+)
 
 from ddpx import ReducerDDP, peer_status
 
@@ -58,3 +65,40 @@ def _joined_rank_waits_for_buffers() -> str:
 
 def test_a_rank_without_inputs_waits_for_buffers(ranks):
     assert "buffers" in ranks(2).run(_joined_rank_waits_for_buffers)[0]
+
+
+def _check_throw() -> None:
+    """All ranks raise as soon as one rank runs out of inputs."""
+    for cls in WRAPPERS:
+        model = cls(Mlp())
+        num_steps = 0
+        with (
+            pytest.raises(RuntimeError, match="exhaust"),
+            model.join(throw_on_early_termination=True),
+        ):
+            for _ in range(6 if dist.get_rank() == 0 else 2):
+                mlp_step(model)
+                num_steps += 1
+        assert num_steps == 2
+        dist.barrier()
+
+
+def test_throw_on_early_termination(ranks):
+    ranks(2).run(_check_throw)
+
+
+def _check_disabled() -> None:
+    model = ReducerDDP(Mlp())
+    assert model._get_ddp_logging_data()["join_uneven_inputs"] == 0
+    with model.join(enable=False):
+        for number in range(3):
+            torch.manual_seed(10 * number + dist.get_rank())
+            mlp_step(model)
+            assert_same_on_all_ranks(model.module.first.weight.grad)
+    with model.join():
+        mlp_step(model)
+    assert model._get_ddp_logging_data()["join_uneven_inputs"] == 1
+
+
+def test_disabled_join_does_nothing(ranks):
+    ranks(2).run(_check_disabled)
