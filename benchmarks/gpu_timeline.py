@@ -37,7 +37,7 @@ from ddpx.testing import RankPool
 from ddpx.timeline import Timeline
 from ddpx.timeline.analyze.assembly import origin_ns
 from ddpx.timeline.analyze.figures import step_figures
-from ddpx.timeline.analyze.turns import reductions
+from ddpx.timeline.analyze.turns import in_turn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT / "tests" / part) for part in ("", "devices", "timeline")]
@@ -126,12 +126,11 @@ def _recorded(timeline: Timeline) -> Iterator[RecordedStep]:
     origin = origin_ns(timeline._ranks)
     for step in timeline.steps:
         rank_step = step.ranks[dist.get_rank()]
+        reduced = in_turn(timeline.recording, step).ranks[dist.get_rank()].buckets
         sent = [
-            (span.begin + origin, span.end + origin, bucket.num_bytes)
-            for span, bucket in zip(
-                reductions(timeline.recording, rank_step), step.layout, strict=True
-            )
-            if span is not None
+            (times.launched + origin, times.completed + origin, bucket.num_bytes)
+            for times, bucket in zip(reduced, step.layout, strict=True)
+            if times is not None
         ]
         sent.sort()
         yield RecordedStep(

@@ -67,9 +67,10 @@ class SurvivorState:
     agreement: Agreement | None = None
 
     @classmethod
-    def from_text(cls, text: str) -> SurvivorState | None:
+    def from_text(cls, text: str) -> SurvivorState:
+        """Reads the state that a rank has published. Without a text, the rank is in no round."""
         if not text:
-            return None
+            return cls(step=0, num_steps=0, is_right=False)
         fields = json.loads(text)
         agreement = fields.pop("agreement")
         if agreement is not None:
@@ -85,7 +86,7 @@ class SurvivorState:
 @dataclass(frozen=True)
 class _Peer:
     gone: bool
-    state: SurvivorState | None
+    state: SurvivorState
     doing: str | None
 
 
@@ -112,23 +113,18 @@ class Rendezvous:
         while True:
             peers, unknown = self._read_peers()
             states = {rank: peer.state for rank, peer in peers.items() if not peer.gone}
-            newest = max((state.round for state in states.values() if state), default=0)
+            newest = max((state.round for state in states.values()), default=0)
             if newest > self._own.round:
                 self._begin_round(newest)
-            missing = [
-                rank
-                for rank, state in states.items()
-                if not state or state.round != self._own.round
-            ]
+            missing = [rank for rank, state in states.items() if state.round != self._own.round]
             leader = min([*states, self._monitor.rank])
             # A rank that accepted the decision of a leader that died begins a new round later.
-            busy = [rank for rank, state in states.items() if state and state.stage != ARRIVED]
+            busy = [rank for rank, state in states.items() if state.stage != ARRIVED]
             if leader == self._monitor.rank:
                 if not (missing or busy or unknown):
-                    return self._decide({rank: state for rank, state in states.items() if state})
+                    return self._decide(states)
             elif leader not in missing:
-                state = states[leader]
-                agreement = state.agreement if state else None
+                agreement = states[leader].agreement
                 if agreement is not None and self._monitor.rank in agreement.members:
                     self._store = None
                     return agreement
@@ -151,12 +147,11 @@ class Rendezvous:
             for rank in agreement.members:
                 if rank == self._monitor.rank:
                     continue
-                peer = peers[rank]
-                here = peer.state is not None and peer.state.round == self._own.round
-                if here and peer.state is not None and peer.state.stage >= stage:
+                peer, state = peers[rank], peers[rank].state
+                if state.round == self._own.round and state.stage >= stage:
                     if peer.gone and stage != READY:
                         return False
-                elif peer.gone or (peer.state is not None and peer.state.round > self._own.round):
+                elif peer.gone or state.round > self._own.round:
                     return False
                 else:
                     late.append(rank)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from synthetic import MS, rank_step, recording
 
-from ddpx.timeline.analyze.turns import in_turn, reductions
+from ddpx.timeline.analyze.turns import in_turn
 from ddpx.timeline.export.page import page_data
 from ddpx.timeline.export.rows import bucket_bars
 from ddpx.timeline.model import BucketLayout, Interval, Recording, Step
@@ -28,8 +28,13 @@ def _recording(device: str, backend: str) -> Recording:
     return recording([step], "abc", [1 << 20] * 3, device=device, backend=backend)
 
 
-def _ms(spans: list[Interval | None]) -> list[tuple[float, float] | None]:
-    return [span and (span.begin / MS, span.end / MS) for span in spans]
+def _ms(spans: list[Interval]) -> list[tuple[float, float]]:
+    return [(span.begin / MS, span.end / MS) for span in spans]
+
+
+def _reductions(made: Recording, step: Step) -> list[tuple[float, float] | None]:
+    buckets = in_turn(made, step).ranks[0].buckets
+    return [each and (each.launched / MS, each.completed / MS) for each in buckets]
 
 
 @pytest.mark.parametrize(
@@ -43,15 +48,15 @@ def _ms(spans: list[Interval | None]) -> list[tuple[float, float] | None]:
 )
 def test_a_reduction_begins_after_the_one_before_it(device, backend, second):
     made = _recording(device, backend)
-    step = made.steps[0]
-    assert _ms(reductions(made, step.ranks[0])) == [(12, 18), second, (30, 40)]
+    assert _reductions(made, made.steps[0]) == [(12, 18), second, (30, 40)]
 
 
 def test_buckets_that_are_not_sent_are_left_out():
     made = _recording("cuda:0", "nccl")
-    rank = made.steps[0].ranks[0]
-    without = replace(rank, buckets=(None, *rank.buckets[1:]))
-    assert _ms(reductions(made, without)) == [None, (12, 22), (30, 40)]
+    step = made.steps[0]
+    rank = step.ranks[0]
+    without = replace(step, ranks={0: replace(rank, buckets=(None, *rank.buckets[1:]))})
+    assert _reductions(made, without) == [None, (12, 22), (30, 40)]
 
 
 def test_a_picture_shows_the_turn_as_a_queue():

@@ -59,7 +59,8 @@ def main() -> None:
         optimizer.zero_grad()
         output = model(*(_vary(value, device) for value in inputs))
         outputs = [tensor for tensor in nested.tensors_in(output) if tensor.requires_grad]
-        torch.stack([_square_mean(tensor) for tensor in outputs]).sum().backward()
+        means = [tensor.abs().square().float().mean() for tensor in outputs]
+        torch.stack(means).sum().backward()
         optimizer.step()
     dist.destroy_process_group()
 
@@ -74,10 +75,6 @@ def _vary(value: Any, device: torch.device) -> Any:
         places = torch.randperm(value.numel(), device=value.device)
         varied = value.flatten()[places].view_as(value)
     return varied.to(device)
-
-
-def _square_mean(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.abs().square().float().mean()
 
 
 if __name__ == "__main__":

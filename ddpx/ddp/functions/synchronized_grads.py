@@ -32,7 +32,7 @@ def average_grads(
         A mean for each tensor. None if no rank used the tensor.
     """
     users = torch.tensor(
-        [[float(grad is not None), float(_is_sparse(grad))] for grad in grads],
+        [[float(g is not None), float(g is not None and g.is_sparse)] for g in grads],
         dtype=torch.float32,
         device=device,
     )
@@ -48,10 +48,6 @@ def average_grads(
             local = local.to_dense()
         averaged.append(_average(local, group, reduce_dtype))
     return tuple(averaged)
-
-
-def _is_sparse(grad: torch.Tensor | None) -> bool:
-    return grad is not None and grad.is_sparse
 
 
 def _average(

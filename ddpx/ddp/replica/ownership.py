@@ -50,10 +50,6 @@ class Forwards(threading.local):
     def __init__(self) -> None:
         self.running: list[Owner] = []
 
-    def contain_another_than(self, owner: Owner) -> bool:
-        """Whether the forward of ``owner`` is a part of another wrapper's forward."""
-        return bool(self.running) and self.running[0] is not owner
-
 
 forwards = Forwards()
 _live: weakref.WeakSet[Owner] = weakref.WeakSet()

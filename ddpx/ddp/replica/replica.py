@@ -208,6 +208,7 @@ class Replica:
     def is_part_of_another(self) -> bool:
         """Whether this forward is a part of the forward, or the backward, of the replica that
         averages now. The module then simply runs."""
-        return self.averaging.has_yielded and (
-            ownership.forwards.contain_another_than(self) or torch._C._current_graph_task_id() != -1
-        )
+        running = ownership.forwards.running
+        within_forward = bool(running) and running[0] is not self
+        within_backward = torch._C._current_graph_task_id() != -1
+        return self.averaging.has_yielded and (within_forward or within_backward)

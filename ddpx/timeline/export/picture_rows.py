@@ -1,4 +1,4 @@
-"""The palette of pictures, and the bars of one row."""
+"""The bars of one row of a picture, and the legend of all rows."""
 
 from __future__ import annotations
 
