@@ -148,12 +148,14 @@ def test_usage(ranks, name):
     ranks(2).run(_usage, name)
 
 
+LOW = torch.nn.parallel.distributed._MixedPrecision(
+    param_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
+)
+
+
 def _interrupted_in_mixed_precision() -> None:
     """The next forward puts the parameters back."""
-    precision = torch.nn.parallel.distributed._MixedPrecision(
-        param_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
-    )
-    module = ddpx.replicate(Net(), mixed_precision=precision, forward_sync_buffers=False)
+    module = ddpx.replicate(Net(), mixed_precision=LOW, forward_sync_buffers=False)
     params = dict(module.named_parameters())
     with pytest.raises(KeyboardInterrupt):
         module(_x(), error=KeyboardInterrupt)
@@ -166,6 +168,20 @@ def _interrupted_in_mixed_precision() -> None:
 
 def test_interrupted_in_mixed_precision(ranks):
     ranks(2).run(_interrupted_in_mixed_precision)
+
+
+def _traceback_of_an_error() -> None:
+    """The traceback ends where the module has raised."""
+    for precision in (None, LOW):
+        module = ddpx.replicate(Net(), mixed_precision=precision, forward_sync_buffers=False)
+        with pytest.raises(ValueError) as caught:
+            module(_x(), error=ValueError)
+        code = caught.traceback[-1].frame.code.raw
+        assert code is Net.forward.__code__, code
+
+
+def test_traceback_of_an_error(ranks):
+    ranks(2).run(_traceback_of_an_error)
 
 
 def _on_threads() -> None:

@@ -213,15 +213,12 @@ class _Call:
     def _exit(self, error: BaseException | None) -> None:
         active, self._active = self._active, None
         lowered, self._lowered = self._lowered, None
-        details = (None if error is None else type(error), error, None)
+        # contextlib gives the error the traceback that it gets.
+        details = (None, None, None) if error is None else (type(error), error, error.__traceback__)
         if active is not None:
             active.__exit__(*details)
         if lowered is not None:
-            try:
-                lowered.__exit__(*details)
-            except BaseException as raised:
-                if raised is not error:
-                    raise
+            lowered.__exit__(*details)
 
 
 class _Running(threading.local):
