@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType, MemberDescriptorType
 from typing import Any
@@ -79,27 +79,29 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _walk(value: Any) -> Iterator[torch.Tensor]:
-    if issubclass(type(value), torch.Tensor):
-        yield value
-        return
     seen: set[int] = set()  # a container may contain itself
-    stack = [value]
+    stack = [iter((value,))]
     while stack:
-        item = stack.pop()
-        kind = type(item)
-        if issubclass(kind, torch.Tensor):
-            yield item
-        elif id(item) not in seen:
-            try:
-                children = _children(item, kind)
-            except Exception:  # of a metaclass
-                continue
-            if children:
-                seen.add(id(item))
-                stack.extend([each for each in reversed(children) if id(type(each)) not in _LEAVES])
+        for item in stack[-1]:
+            kind = type(item)
+            if issubclass(kind, torch.Tensor):
+                yield item
+            elif id(kind) not in _LEAVES and id(item) not in seen:
+                try:
+                    children = _children(item, kind)
+                except Exception:  # of a metaclass
+                    continue
+                if children:
+                    seen.add(id(item))
+                    stack.append(iter(children))
+                    break
+        else:
+            stack.pop()
 
 
-def _children(item: Any, kind: type) -> list[Any]:
+def _children(item: Any, kind: type) -> Sequence[Any]:
+    if kind is list or kind is tuple:
+        return item  # type: ignore[no-any-return]
     if issubclass(kind, list):
         return [*list.__iter__(item)]
     if issubclass(kind, tuple):
