@@ -101,7 +101,7 @@ def _walk(value: Any) -> Iterator[torch.Tensor]:
 
 def _children(item: Any, kind: type) -> Sequence[Any]:
     if kind is list or kind is tuple:
-        return item  # type: ignore[no-any-return]
+        return item
     if issubclass(kind, list):
         return [*list.__iter__(item)]
     if issubclass(kind, tuple):
