@@ -11,28 +11,30 @@
 
 namespace ddpx {
 
-void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, int divisor) {
-  if (pack_scaled_dense(grad, slot, 1.0 / divisor)) {
+void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, std::optional<int> divisor) {
+  const auto factor = 1.0 / divisor.value_or(1);
+  if (pack_scaled_dense(grad, slot, factor)) {
     return;
   }
-  // A complex product with 1 changes signs of zeros, and makes NaN of infinity.
-  const bool is_copy = divisor == 1 && !grad.is_complex();
+  // A complex product with 1 changes signs of zeros, and makes NaN of infinity. DDP of one rank
+  // computes this product.
+  const bool is_copy = !divisor || (divisor == 1 && !grad.is_complex());
   if (is_copy || grad.scalar_type() != slot.scalar_type()) {
     slot.copy_(grad);  // first, so that the product is rounded in the slot's dtype
-    if (divisor != 1) {
-      slot.mul_(1.0 / divisor);
+    if (factor != 1) {
+      slot.mul_(factor);
     }
     return;
   }
   // A wrapped scalar does not take part in type promotion: a bf16 gradient stays bf16.
-  const auto factor = at::native::wrapped_scalar_tensor(1.0 / divisor);
+  const auto scalar = at::native::wrapped_scalar_tensor(factor);
   auto out = slot;
-  at::mul_out(out, grad, factor);
+  at::mul_out(out, grad, scalar);
 }
 
-void divide_in_place(const at::Tensor& slot, int divisor) {
-  if (divisor != 1) {
-    slot.div_(divisor);
+void divide_in_place(const at::Tensor& slot, std::optional<int> divisor) {
+  if (divisor.value_or(1) != 1) {
+    slot.div_(*divisor);
   }
 }
 

@@ -230,7 +230,7 @@ void pack(
     const Slot& slot,
     const at::Tensor& param,
     const at::Tensor& given,
-    int divisor,
+    std::optional<int> divisor,
     GradPlace place) {
   RECORD_FUNCTION("ddpx::pack", {});
   std::optional<at::NoGradGuard> no_grad;
@@ -244,8 +244,11 @@ void pack(
     }
     // Not in place: two gradients may share one values tensor (two embeddings whose outputs are
     // added).
-    bucket.set_sparse(
-        given.defined() ? given.to(dtype).div(divisor) : empty_sparse_grad(param, dtype));
+    if (!given.defined()) {
+      bucket.set_sparse(empty_sparse_grad(param, dtype));
+    } else {
+      bucket.set_sparse(divisor ? given.to(dtype).div(*divisor) : given.to(dtype).clone());
+    }
     return;
   }
   mark_overwritten(slot);
@@ -277,7 +280,7 @@ void pack_all(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
     const std::vector<std::optional<at::Tensor>>& grads,
-    int divisor,
+    std::optional<int> divisor,
     GradPlace place) {
   RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
@@ -300,12 +303,12 @@ void pack_all(
   if (!zeros.empty()) {
     at::_foreach_zero_(zeros.tensors());
   }
-  if (divisor == 1 || copied.empty()) {
+  if (divisor.value_or(1) == 1 || copied.empty()) {
     return;
   }
   const auto products = copied.tensors();
   if (products[0].element_size() > 2) {
-    at::_foreach_mul_(products, 1.0 / divisor);
+    at::_foreach_mul_(products, 1.0 / *divisor);
     return;
   }
   // On some devices torch's grouped product of 16 bits rounds the factor to 16 bits, unlike DDP.

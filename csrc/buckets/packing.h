@@ -28,7 +28,8 @@ enum class GradPlace {
   kMovedOut,  // `param.grad` gets memory of its own, with its present value, if it lies in the slot
 };
 
-// Fills one slot with `grad` / `divisor`, or with zeros if `grad` is undefined. `grad` is the
+// Fills one slot with `grad` / `divisor`, or with zeros if `grad` is undefined. Without a divisor,
+// the slot gets the bits of `grad`. `grad` is the
 // gradient that arrived: a hook of the user may have replaced `param.grad` since. kInSlot changes
 // nothing of a `param.grad` that was replaced. A gradient that lies in the slot is divided in
 // place, but one that was moved there in this step is multiplied by 1 / `divisor`, as in DDP. With
@@ -38,7 +39,7 @@ void pack(
     const Slot& slot,
     const at::Tensor& param,
     const at::Tensor& grad,
-    int divisor,
+    std::optional<int> divisor,
     GradPlace place);
 
 // Whether `grad` has the place of the slot in memory.
@@ -51,7 +52,7 @@ void pack_all(
     Bucket& bucket,
     const std::vector<at::Tensor>& params,
     const std::vector<std::optional<at::Tensor>>& grads,
-    int divisor,
+    std::optional<int> divisor,
     GradPlace place);
 
 // Gives the gradients of `params` the reduced values of these slots.

@@ -30,10 +30,13 @@ bool is_delayed(const ReducerContext& context, std::size_t bucket_index) {
 }
 
 // The divisor that gradients are packed with.
-int divisor_of(const ReducerContext& context) {
+std::optional<int> divisor_of(const ReducerContext& context) {
   const auto& settings = context.settings;
   const bool divides_later = settings.comm_hook || context.options.average != Average::kMean;
-  return divides_later ? 1 : settings.divisor.value_or(context.collective->world_size());
+  if (divides_later) {
+    return std::nullopt;
+  }
+  return settings.divisor.value_or(context.collective->world_size());
 }
 
 // As published to peers: settings that make the collective calls different.

@@ -138,7 +138,8 @@ class Step {
 
   ReducerContext& context_;
   StepCollectives collectives_;
-  const int divisor_;  // of gradients; 1 where a hook divides, or what follows the reduction
+  // Of gradients; nullopt where a hook divides, or what follows the reduction.
+  const std::optional<int> divisor_;
   const Indices frozen_;
   ArrivalTracker arrivals_;
   Indices order_;  // params of arrivals, while the order counts

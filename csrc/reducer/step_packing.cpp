@@ -121,7 +121,8 @@ void Step::pack_param(std::size_t param_index) {
   if (state.excluded) {
     const auto place = grads_may_change_ ? GradPlace::kOwnMemory : GradPlace::kMovedOut;
     // A batched bucket is divided as a whole.
-    pack(bucket, slot, param, fits ? present : none, when_full ? 1 : divisor_, place);
+    const auto divisor = when_full ? std::nullopt : divisor_;
+    pack(bucket, slot, param, fits ? present : none, divisor, place);
   } else if (when_full || (slot.small && !(grad.defined() && lies_in(slot, grad)))) {
     keep(param_index, grad);
   } else {
@@ -157,8 +158,10 @@ void Step::pack_together(std::size_t bucket_index) {
         params_[slot.param_index].excluded ? std::nullopt
                                            : std::make_optional(kept.value_or(at::Tensor())));
   }
-  pack_all(bucket, context_.params.tensors(), grads, /*divisor=*/1, place_in(bucket));
-  bucket.divide(divisor_);
+  pack_all(bucket, context_.params.tensors(), grads, /*divisor=*/std::nullopt, place_in(bucket));
+  if (divisor_) {
+    bucket.divide(*divisor_);
+  }
   bucket.add_stream();  // another stream may launch the bucket
 }
 

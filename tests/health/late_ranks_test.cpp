@@ -113,7 +113,7 @@ TEST(MonitorTest, AtTheGroupsTimeoutWhoWasNeverHeardOfIsLate) {
   waits->page().publish({Doing::kConstruction, kNoModel, 1, 1});
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   const auto text = error_of([&] { waits->explain_error("Timed out waiting 3000ms"); });
-  EXPECT_TRUE(contains(text, ", and has not wrapped its model yet")) << text;
+  EXPECT_TRUE(contains(text, ", and has no wrapper of this process group yet")) << text;
   EXPECT_EQ(waits->report()->failure.kind, FailureKind::kStalled);
 }
 

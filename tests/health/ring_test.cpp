@@ -55,5 +55,16 @@ TEST(RingTest, AnotherKeeperWatchesTheSameHosts) {
   }
 }
 
+TEST(RingTest, AnUnknownActivityStaysUnknownOnOtherHosts) {
+  Machine ranks("ABB");
+  ranks.meet();
+  ranks[1].table()->rank(1).activity.store(
+      {.doing = Doing::kBackward, .step = 3, .since_ns = ranks.now_ns()});
+  work(ranks, {0, 1}, 5);
+  const auto known = ranks[0].table()->rank(1).activity.known();
+  EXPECT_TRUE(known && known->step == 3);
+  EXPECT_FALSE(ranks[0].table()->rank(2).activity.known());
+}
+
 }  // namespace
 }  // namespace ddpx::health

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from ddp_arguments import skip_unless_ddp_takes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -27,6 +28,9 @@ MODES: dict[str, dict[str, Any]] = {
         "batched_grad_copy": True,
         "gradient_as_bucket_view": True,
     },
+    "hook": {"hook": True},
+    "hook view": {"hook": True, "gradient_as_bucket_view": True},
+    "hook static": {"hook": True, "static_graph": True},
 }
 
 
@@ -40,9 +44,20 @@ class _WithGrad(nn.Module):
         return self.weight * x
 
 
-def _bits(wrapper: type[nn.Module], zeros: bool = False, **options: Any) -> list[list[int]]:
+# DDP refuses annotations that are texts.
+def _as_it_is(state, bucket):
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _bits(
+    wrapper: type[nn.Module], zeros: bool = False, hook: bool = False, **options: Any
+) -> list[list[int]]:
     module = _WithGrad()
     model = wrapper(module, **options)
+    if hook:
+        model.register_comm_hook(None, _as_it_is)
     bits = []
     for _ in range(3):
         model.zero_grad(set_to_none=not zeros)
@@ -63,6 +78,26 @@ def _both(options: dict[str, Any]) -> list[list[list[int]]]:
 def test_bits_match(ranks, mode, world_size):
     if world_size == 1 and mode == "kept view":
         pytest.skip("DDP divides by 1, which makes NaN of infinity; ddpx leaves the values")
-    skip_unless_ddp_takes({name: True for name in MODES[mode] if name != "zeros"})
+    skip_unless_ddp_takes({name: True for name in MODES[mode] if name not in ("zeros", "hook")})
     for theirs, ours in ranks(world_size).run(_both, MODES[mode]):
         assert ours == theirs
+
+
+def _sums(options: dict[str, Any]) -> list[list[int]]:
+    module = _WithGrad()
+    model = ReducerDDP(module, average="sum", **options)
+    if dist.get_rank() == 1:
+        module.weight.register_hook(torch.zeros_like)  # after the hook of the module
+    bits = []
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(len(GRAD))).abs().sum().backward()
+        bits.append(torch.view_as_real(module.weight.grad).view(torch.int32).flatten().tolist())
+    return bits
+
+
+@pytest.mark.parametrize("mode", ["default", "view", "static", "batched"])
+def test_a_sum_is_not_multiplied(ranks, mode):
+    expected = torch.view_as_real(GRAD + 0.0).view(torch.int32).flatten().tolist()
+    for bits in ranks(2).run(_sums, MODES[mode]):
+        assert bits == [expected] * 3

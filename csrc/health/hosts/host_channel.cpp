@@ -352,7 +352,9 @@ void HostChannel::absorb(Host& host, const std::string& message) {
   for (std::size_t i = 0; i < std::min(host.ranks.size(), ranks.size()); ++i) {
     auto& entry = table_->rank(host.ranks[i]);
     entry.num_calls = ranks[i].num_calls;
-    if (const auto known = entry.activity.known(); !known || known->packed() != ranks[i].activity) {
+    const auto known = entry.activity.known();
+    const bool is_known = ranks[i].activity != 0;  // see SharedActivity
+    if (is_known && (!known || known->packed() != ranks[i].activity)) {
       // Clocks of other machines are not comparable.
       entry.activity.store(Activity::unpacked(ranks[i].activity, now));
     }

@@ -131,8 +131,8 @@ std::optional<Failure> find_unknown(const PeerTable& peers, bool store_answers) 
     return failure;
   }
   const char* what = store_answers
-                         ? "died before it wrapped its model, never wrapped it, or cannot be "
-                           "monitored (it then printed a warning)"
+                         ? "died before it wrapped a model with this process group, never did, "
+                           "or cannot be monitored (it then printed a warning)"
                          : "is unknown here, since the store was lost before ranks had met";
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     if (is_unknown(rank)) {

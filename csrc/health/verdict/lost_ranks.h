@@ -20,7 +20,7 @@ std::optional<Failure> find_dead(const PeerTable& peers, Left left);
 // for messages since `asked_ns`. `read_ns`: when this host last read the messages.
 std::optional<Failure> find_silent(const PeerTable& peers, int64_t asked_ns, int64_t read_ns);
 
-// The ranks that have not introduced themselves, since they have not wrapped a model.
+// The ranks that have not introduced themselves, since they have no wrapper of this group.
 // `store_answers`: this rank could ask the store for these ranks.
 std::optional<Failure> find_unknown(const PeerTable& peers, bool store_answers);
 

@@ -114,7 +114,7 @@ std::string PeerTable::describe_missing(int rank) const {
   const auto late = peer(rank);
   const auto prefix = rank_names().prefix(rank);
   if (!late) {
-    return prefix + "which has not wrapped its model yet";
+    return prefix + "which has no wrapper of this process group yet";
   }
   const auto& who = late->introduction();
   const auto last = last_activity(*late);

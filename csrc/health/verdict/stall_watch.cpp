@@ -176,7 +176,7 @@ std::optional<Failure> StallWatch::find_stall(const Wait& wait, int64_t waited_n
         rank,
         on_device ? "has not come for " + seconds + ": its device has not computed its gradients"
                   : "has not come for " + seconds +
-                        (known ? "" : ", and has not wrapped its model yet")));
+                        (known ? "" : ", and has no wrapper of this process group yet")));
   }
   if (!wait.missing.empty()) {
     return failure;
