@@ -26,6 +26,21 @@ void BucketSet::free_memory() {
   }
 }
 
+void BucketSet::move_out_grads(const std::vector<at::Tensor>& params) {
+  const NormalTensors normal;
+  for (const auto& bucket : buckets_) {
+    if (!bucket.can_hold_grads() || !bucket.has_memory()) {
+      continue;
+    }
+    for (const auto& slot : bucket.slots()) {
+      const auto& param = params[slot.param_index];
+      if (grad_of(param).defined() && grad_of(param).is_alias_of(slot.view)) {
+        replace_grad(param, grad_of(param).clone());
+      }
+    }
+  }
+}
+
 void BucketSet::take_grads(const std::vector<at::Tensor>& params) {
   for (const auto& bucket : buckets_) {
     if (!bucket.can_hold_grads() || !bucket.has_memory()) {

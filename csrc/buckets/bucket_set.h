@@ -28,6 +28,9 @@ class BucketSet {
   // Drops the memory of all dense buckets.
   void free_memory();
 
+  // Gives each gradient that lies in a bucket memory of its own, with its present value.
+  void move_out_grads(const std::vector<at::Tensor>& params);
+
   // Moves each present gradient that fits into its slot, if the bucket has memory.
   void take_grads(const std::vector<at::Tensor>& params);
 

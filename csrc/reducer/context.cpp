@@ -78,11 +78,19 @@ std::vector<Bucket> ReducerContext::allocate(const BucketPlan& plan, Collective&
 void ReducerContext::install(BucketPlan plan, std::vector<Bucket> allocated) {
   const at::NoGradGuard no_grad;
   observer.emit_plan(step_number(), plan);
+  const bool views = options.gradient_as_bucket_view;
+  std::vector<std::size_t> kept;
+  if (views) {
+    kept = script_grads.kept.pop_unchanged(params.leaves());
+    params.links().pull_all();
+    if (options.lazy_buckets) {
+      // The new buckets have no memory, and reductions of a failed step write into the old buckets.
+      buckets.move_out_grads(params.tensors());
+    }
+  }
   buckets.install(std::move(plan), std::move(allocated));
   publish_bucket_names();
-  if (options.gradient_as_bucket_view) {
-    const auto kept = script_grads.kept.pop_unchanged(params.leaves());
-    params.links().pull_all();
+  if (views) {
     buckets.take_grads(params.tensors());
     params.links().push_all();
     script_grads.kept.record(params.leaves(), kept);

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -211,6 +212,42 @@ def _raise(_: torch.Tensor) -> None:
 @pytest.mark.parametrize("mode", ["default", "view", "unused", "static"])
 def test_a_failed_backward(ranks, mode: str):
     on_ranks(ranks, 2, _check_failure, mode)
+
+
+def _check_late_reduction(mode: str) -> None:
+    """A reduction ends after its step has failed. The next step adds to zeroed gradients."""
+    pending: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+    fails = False
+
+    def reduce_later(state, bucket):
+        if not fails:
+            return allreduce_hook(None, bucket)
+        future = torch.futures.Future()
+        pending.append((bucket.buffer(), future))
+        return future
+
+    model = _wrap(ReducerDDP, mode, True)
+    model.register_comm_hook(None, reduce_later)
+    for number in range(3):
+        seed(number)
+        model(torch.randint(10, (6,))).square().mean().backward()
+        model.zero_grad()
+    fails = True
+    engine = torch.autograd.Variable._execution_engine
+    output = model(torch.randint(10, (6,)))
+    output.register_hook(lambda _: engine.queue_callback(partial(_raise, None)))
+    assert error_of(output.sum().backward)
+    assert pending
+    model.zero_grad(set_to_none=False)
+    for buffer, future in pending:
+        future.set_result(buffer.fill_(7.0))
+    for param in model.parameters():
+        assert param.grad is None or not param.grad.any()
+
+
+@pytest.mark.parametrize("mode", ["default", "view", "one bucket, view", "static view"])
+def test_a_reduction_that_ends_after_its_step_has_failed(ranks, mode: str):
+    on_ranks(ranks, 2, _check_late_reduction, mode)
 
 
 def _check_dtypes() -> None:
