@@ -307,3 +307,48 @@ def _check_function_with_some_params() -> None:
 
 def test_function_with_some_params(ranks):
     ranks(2).run(_check_function_with_some_params)
+
+
+def _fused_in_a_part(replicated: bool) -> float:
+    rank = dist.get_rank()
+    group = [dist.new_group([0, 1]), dist.new_group([2])][rank // 2]
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    wrap = ddpx.replicate if replicated else ReducerDDP
+    model = wrap(module, process_group=group)
+    ddpx.register_fused_optim(model, torch.optim.SGD, 1.0)
+    model(torch.full((1, 1), 1.0 + rank)).backward()
+    return module.weight.item()
+
+
+@pytest.mark.parametrize("replicated", [False, True], ids=["wrapper", "replicate"])
+def test_fused_optimizer_of_a_part_of_the_ranks(ranks, replicated):
+    """DDP averages over all ranks of the job."""
+    assert ranks(3).run(_fused_in_a_part, replicated) == [-1.5, -1.5, -3.0]
+
+
+def _lose_the_average(group: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_exception(RuntimeError("the connection is lost"))
+    return future
+
+
+def _check_failed_average(mode: str) -> None:
+    model = ReducerDDP(Mlp(), **MODES[mode], **SMALL_CAP)
+    model._register_fused_optim(torch.optim.SGD, 0.1)
+    mlp_step(model, 0)
+    before = copy.deepcopy(model.module.state_dict())
+    hooks = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+    with (
+        mock.patch(f"{hooks}.allreduce_hook", _lose_the_average),
+        pytest.raises(RuntimeError, match="the connection is lost"),
+    ):
+        mlp_step(model, 1)
+    for name, value in model.module.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_optimizer_runs_after_a_failed_average(ranks, mode):
+    """Of DDP, the optimizer takes local gradients, and backward raises no error."""
+    ranks(2).run(_check_failed_average, mode)

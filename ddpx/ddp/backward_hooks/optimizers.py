@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ class HookedWrapper(Protocol):
     """The members of a wrapper that this module uses."""
 
     module: nn.Module
+    process_group: dist.ProcessGroup
     gradient_as_bucket_view: bool
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None: ...
@@ -41,6 +42,9 @@ def register_fused(
             average is not the mean.
     """
     from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
+    from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
+        _hook_then_optimizer,
+    )
 
     if not isinstance(optimizer, type):
         raise TypeError(
@@ -51,6 +55,11 @@ def register_fused(
     overlapped = _as_overlapped_optim(
         optimizer, optimized_params, *optimizer_args, **optimizer_kwargs
     )
+    state = getattr(overlapped, "_opt_hook_state", None)
+    if state is not None:  # not of a class that the script has registered
+        hook = _hook_then_optimizer(cast(Any, _average), state)
+        wrapper.register_comm_hook(weakref.ref(wrapper), hook)
+        return
     try:
         overlapped.register_ddp(wrapper)
     except NotImplementedError as error:
@@ -58,6 +67,35 @@ def register_fused(
             f"{optimizer} does not support overlapped DDP, because torch has no functional "
             "form of this optimizer. Run the optimizer after backward."
         ) from error
+
+
+def _average(wrapper: weakref.ref[HookedWrapper], bucket: dist.GradBucket) -> _Average:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    owner = wrapper()
+    assert owner is not None  # it runs this backward
+    return _Average(allreduce_hook(owner.process_group, bucket))
+
+
+class _Average:
+    """The future of an average, for torch's hook that then runs an optimizer.
+
+    torch's hook would run the optimizer on local gradients if the all-reduce has failed.
+    """
+
+    def __init__(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        self._future = future
+
+    def then(
+        self, step: Callable[[torch.futures.Future[torch.Tensor]], torch.Tensor]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Calls ``step`` if the average has no error."""
+
+        def step_if_averaged(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            future.value()  # raises the error
+            return step(future)
+
+        return self._future.then(step_if_averaged)
 
 
 def take_over(wrapper: HookedWrapper, options: Options) -> bool:
