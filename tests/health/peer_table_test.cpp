@@ -320,6 +320,17 @@ TEST_F(PeerTableTest, AStoppedRankIsMissingWhereverItStopped) {
   EXPECT_TRUE(contains(peers.describe_missing(1), "stopped by a signal (SIGSTOP)"));
 }
 
+TEST(PeerTableOfUnknownRanksTest, AnUnknownRankHasNoWrapperOfTheGroup) {
+  const PeerTable unknown(/*rank=*/0, /*world_size=*/2);
+  EXPECT_EQ(unknown.missing({.doing = Doing::kWaiting}), std::vector<int>{1});
+  const auto text = unknown.describe_missing(1);
+  EXPECT_TRUE(contains(text, "which has no wrapper of this process group yet")) << text;
+  const auto failure = find_unknown(unknown, /*store_answers=*/true);
+  ASSERT_TRUE(failure);
+  EXPECT_TRUE(contains(failure->describe(), "before it wrapped a model with this process group"))
+      << failure->describe();
+}
+
 TEST_F(PeerTableTest, DifferentCallsAreFound) {
   const StepCalls ours{0, 3, 2, 77};
   EXPECT_FALSE(differ(peers, ours));
