@@ -120,6 +120,7 @@ def unreplicate(module: _ModuleT) -> _ModuleT:
 
     Raises:
         TypeError: ``module`` was not passed to :func:`replicate`.
+        RuntimeError: A backward runs, or awaits :func:`finalize_backward`. Nothing has changed.
 
     Example:
         >>> plain = ddpx.unreplicate(ddpx.replicate(nn.Linear(4, 1)))

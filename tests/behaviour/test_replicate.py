@@ -336,6 +336,33 @@ def test_refused(ranks):
     ranks(2).run(_refused)
 
 
+def _unreplicate_within_a_step() -> None:
+    rank = dist.get_rank()
+    module = ddpx.replicate(nn.Linear(1, 1, bias=False))
+    ddpx.set_manual_finalization(module, True)
+    inputs = torch.full((1, 1), 1.0 + rank)
+    output = module(inputs)
+    output.register_hook(lambda _: ddpx.unreplicate(module))
+    with pytest.raises(RuntimeError, match="hooks cannot be removed while a backward runs"):
+        output.backward()
+    for _ in range(2):
+        module.zero_grad()
+        module(inputs).backward()
+        with pytest.raises(RuntimeError, match=r"Call finalize_backward\(\)"):
+            ddpx.unreplicate(module)
+        ddpx.finalize_backward(module)
+        assert module.weight.grad.item() == 1.5
+    ddpx.unreplicate(module)
+    module.zero_grad()
+    module(inputs).backward()
+    assert module.weight.grad.item() == 1.0 + rank
+
+
+def test_unreplicate_within_a_step(ranks):
+    """The call raises an error, and the module is averaged as before."""
+    ranks(2).run(_unreplicate_within_a_step)
+
+
 def _fault_of_one_rank() -> None:
     module = Net()
     kind = "such" if dist.get_rank() == 1 else "mean"

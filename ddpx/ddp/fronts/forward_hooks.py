@@ -44,9 +44,9 @@ class HookFront(Front):
 
     def uninstall(self) -> None:
         """Removes the hooks. No later backward is averaged."""
+        self._remove_autograd_hooks()  # raises within a step, before anything has changed
         for handle in self._handles:
             handle.remove()
-        self._remove_autograd_hooks()
 
 
 class Hook:
