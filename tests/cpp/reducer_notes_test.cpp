@@ -121,7 +121,7 @@ TEST(ReducerLease, OtherThreadsMayLookWhileAForwardWaitsForTheLease) {
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   auto look = std::async(std::launch::async, [&] { return replica.reducer->state().phase(); });
-  EXPECT_EQ(look.wait_for(std::chrono::milliseconds(100)), std::future_status::ready);
+  EXPECT_EQ(look.wait_for(std::chrono::milliseconds(500)), std::future_status::ready);
   EXPECT_FALSE(begun);
   ranks.store->answer();
   forward.get();
