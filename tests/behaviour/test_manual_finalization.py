@@ -26,8 +26,10 @@ from manual_models import (
     train,
     wrap_model,
 )
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import ddpx
 from ddpx import ReducerDDP
 
 
@@ -329,3 +331,24 @@ def _check_repeated_gradient() -> None:
 
 def test_a_gradient_after_finalization_in_the_same_backward(ranks):
     ref.on_ranks(ranks, 2, _check_repeated_gradient)
+
+
+def _check_construction_within_a_step(replicated: bool) -> None:
+    rank = dist.get_rank()
+    module = nn.Linear(1, 1, bias=False)
+    wrap = ddpx.replicate if replicated else ReducerDDP
+    model = wrap(module)
+    ddpx.set_manual_finalization(model, True)
+    for _ in range(2):
+        module.zero_grad()
+        model(torch.full((1, 1), 1.0 + rank)).backward()
+        with pytest.raises(RuntimeError, match=r"Call finalize_backward\(\)"):
+            wrap(module)
+        ddpx.finalize_backward(model)
+        assert module.weight.grad.item() == 1.5
+
+
+@pytest.mark.parametrize("replicated", [False, True], ids=["wrapper", "replicate"])
+def test_construction_within_a_step(ranks, replicated: bool):
+    """The construction raises an error, and the step is as if it had not begun."""
+    ranks(2).run(_check_construction_within_a_step, replicated)

@@ -21,6 +21,7 @@ from torch import nn
 from ddpx import _C, errors
 from ddpx.comm.process_group import made_by_torch, was_destroyed
 from ddpx.params.managed import ManagedParam
+from ddpx.reducer import Reducer
 
 
 class Owner(Protocol):
@@ -35,7 +36,7 @@ class Owner(Protocol):
     @property
     def way_to_end(self) -> str: ...
     @property
-    def reducer(self) -> _C.Reducer: ...
+    def reducer(self) -> Reducer: ...
     @property
     def param_ids(self) -> frozenset[int]: ...
     def is_part_of(self, modules: Collection[nn.Module]) -> bool: ...
