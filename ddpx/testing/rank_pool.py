@@ -7,8 +7,8 @@ import datetime
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -131,11 +131,16 @@ class RankPool:
             ...     pool.run(int, "101", base=2, timeout=30)
             [5, 5]
         """
-        if not self._processes:
-            self._start()
-        for connection in self._connections:
-            connection.send((function, args, kwargs))
-        return self._collect(function.__name__, timeout)
+        try:
+            if not self._processes:
+                self._start()
+            for connection in self._connections:
+                with contextlib.suppress(OSError):  # _collect reports a rank that has ended
+                    connection.send((function, args, kwargs))
+            return self._collect(getattr(function, "__name__", repr(function)), timeout)
+        except BaseException:
+            self._end()  # a later call must not get results of this call
+            raise
 
     def close(self) -> None:
         """Ends the processes.
@@ -176,7 +181,7 @@ class RankPool:
                 target=_serve,
                 args=(
                     *(theirs, rank, self.world_size, self.backend, self._directory.name),
-                    *(list(sys.path), dict(os.environ)),
+                    dict(os.environ),
                 ),
                 daemon=True,
                 name=f"ddpx-rank-{rank}",
@@ -212,7 +217,6 @@ class RankPool:
         for rank in pending.values():
             reason = "had not returned when another rank failed" if failures else "did not return"
             failures.setdefault(rank, f"{reason} ({what}, limit {timeout:g} s)")
-        self._end()
         report = "\n".join(f"--- rank {rank}: {text}" for rank, text in sorted(failures.items()))
         ranks = "rank" if self.world_size == 1 else "ranks"
         raise RankFailed(f"{what} failed on {len(failures)} of {self.world_size} {ranks}\n{report}")
@@ -264,11 +268,9 @@ def _serve(
     world_size: int,
     backend: str,
     directory: str,
-    path: list[str],
     environment: dict[str, str],
 ) -> None:
     """The main function of a rank: runs the functions that it receives, until it receives None."""
-    sys.path[:] = path
     _print_stacks_of_crashes(_crash_log(directory, rank))
     os.environ.clear()
     os.environ.update(environment)  # the fork server has an older environment
@@ -287,14 +289,15 @@ def _serve(
     connection.send((True, None))
     while True:
         try:
-            message = connection.recv()
+            message = connection.recv_bytes()
         except EOFError:
             return
-        if message is None:
-            break
-        function, args, kwargs = message
         try:
+            call = pickle.loads(message)
+            if call is None:
+                break
+            function, args, kwargs = call
             connection.send((True, function(*args, **kwargs)))
-        except BaseException:  # includes errors from pickling the result
+        except BaseException:  # includes errors from pickling
             connection.send((False, traceback.format_exc()))
     dist.destroy_process_group()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from ddpx.testing import RankFailed, RankPool
@@ -48,12 +53,17 @@ def _rank() -> int:
 def test_failing_ranks_are_reported_and_replaced():
     with RankPool(2) as pool:
         assert pool.run(_rank) == [0, 1]
-        with pytest.raises(RankFailed, match=r"(?s)rank 1: Traceback.*out of cheese"):
+        start = time.monotonic()
+        both = r"(?s)rank 0: had not returned.*rank 1: Traceback.*out of cheese"
+        with pytest.raises(RankFailed, match=both):
             pool.run(_raise_on_rank_1)
+        assert time.monotonic() - start < 30
         with pytest.raises(RankFailed, match="rank 1: died, exit code 3"):
             pool.run(_die_on_rank_1)
         with pytest.raises(RankFailed, match=r"(?s)rank 1: died, exit code -11.*_crash_on_rank_1"):
             pool.run(_crash_on_rank_1)
+        with pytest.raises(RankFailed, match=r"(?s)rank 1: Traceback.*SystemExit: 3"):
+            pool.run(sys.exit, 3)
         with pytest.raises(RankFailed, match="pickle"):
             pool.run(_unpicklable)
         start = time.monotonic()
@@ -61,6 +71,116 @@ def test_failing_ranks_are_reported_and_replaced():
             pool.run(_sleep_on_rank_1, timeout=4)
         assert time.monotonic() - start < 30
         assert pool.run(_rank) == [0, 1]
+
+
+class _CannotCross:
+    """An object whose unpickling raises an error.
+
+    Args:
+        pid: The process in which the error is raised. 0 stands for each process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def __reduce__(self) -> object:
+        return _arrive, (self.pid,)
+
+
+def _arrive(pid: int) -> None:
+    if pid in (0, os.getpid()):
+        raise ImportError("no such module here")
+
+
+def _return_what_cannot_arrive(pid: int) -> object:
+    return _CannotCross(pid) if dist.get_rank() == 0 else "of an earlier call"
+
+
+def _return_late() -> str:
+    time.sleep(2)
+    return "of an earlier call"
+
+
+def _die_soon_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        threading.Timer(0.2, os._exit, (3,)).start()
+
+
+def _interrupted(pool: RankPool) -> None:
+    threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
+    pool.run(_return_late)
+
+
+def _dead_before_the_call(pool: RankPool) -> None:
+    pool.run(_die_soon_on_rank_1)
+    time.sleep(1)
+    pool.run(_rank)
+
+
+@pytest.mark.parametrize(
+    "fail, error, text",
+    [
+        (
+            lambda pool: pool.run(_return_what_cannot_arrive, os.getpid()),
+            ImportError,
+            "no such module",
+        ),
+        (
+            lambda pool: pool.run(_rank, _CannotCross(0)),
+            RankFailed,
+            r"(?s)rank 1: Traceback.*no such module",
+        ),
+        (_interrupted, KeyboardInterrupt, ""),
+        (
+            _dead_before_the_call,
+            RankFailed,
+            "_rank failed on 1 of 2 .*\n.*rank 1: died, exit code 3",
+        ),
+    ],
+    ids=["result", "argument", "interrupt", "death"],
+)
+def test_a_call_that_failed_leaves_no_results(
+    fail: Callable[[RankPool], object], error: type[BaseException], text: str
+) -> None:
+    """The next call gets its own results."""
+    with RankPool(2) as pool:
+        assert pool.run(_rank) == [0, 1]
+        with pytest.raises(error, match=text):
+            fail(pool)
+        assert pool.run(_rank) == [0, 1]
+
+
+def test_a_pool_with_a_dead_rank_is_closed() -> None:
+    with RankPool(2) as pool:
+        pool.run(_die_soon_on_rank_1)
+        time.sleep(1)
+
+
+def test_a_partial_function() -> None:
+    with RankPool(1) as pool:
+        assert pool.run(functools.partial(int, "101", base=2)) == [5]
+
+
+def _state() -> tuple[object, ...]:
+    return (
+        os.environ.get("DDPX_TEST"),
+        "RES_OPTIONS" in os.environ,
+        sys.path[-1],
+        dist.get_debug_level().name,
+        torch.get_num_threads(),
+    )
+
+
+def test_a_rank_has_the_environment_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork server has that of its start. conftest.py sets RES_OPTIONS before."""
+    with RankPool(1) as pool:
+        pool.run(_rank)
+    monkeypatch.setenv("DDPX_TEST", "yes")
+    monkeypatch.delenv("RES_OPTIONS")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    monkeypatch.setattr(sys, "path", [*sys.path, "/last"])
+    with RankPool(1) as pool:
+        assert pool.run(_state) == [("yes", False, "/last", "DETAIL", 1)]
 
 
 _CRASHES = """
