@@ -164,7 +164,10 @@ def describe(expected: torch.Tensor | None, actual: torch.Tensor | None) -> str:
     text = f"differs in {int(different.sum())} of {count(expected.numel(), 'element')}"
     if expected.dtype == torch.bool:
         return text
-    return f"{text}, largest difference {(expected - actual).abs().max().item():.3g}"
+    # Unsigned integers have no negative differences, and 8-bit floats no subtraction.
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    left, right = expected.detach().cpu().to(wide), actual.detach().cpu().to(wide)
+    return f"{text}, largest difference {(left - right).abs().max().item():.3g}"
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,21 @@ def test_digest_is_of_the_bits():
     assert digest(x) == digest(x.clone())
     assert digest(x[:, ::2]) == digest(torch.empty(3, 4)[:, ::2].copy_(x[:, ::2]))
     assert digest(None) is None
+    one, other = (torch.sparse_coo_tensor([[1, 1]], [x, 1 - x], (2,)) for x in (0.5, 0.25))
+    assert digest(one) == digest(other)
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (torch.tensor([1j]), torch.tensor([1j]).conj()),
+        (torch.tensor([1j]).imag, torch.tensor([1j]).conj().imag),
+        (torch.sparse_coo_tensor(size=(2,)), torch.sparse_coo_tensor(size=(3,))),
+    ],
+    ids=["conjugate", "negative", "shape of sparse"],
+)
+def test_digest_sees_views_and_shapes(one: torch.Tensor, other: torch.Tensor) -> None:
+    assert digest(one) != digest(other)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +75,14 @@ def test_the_same_is_identical():
     verdict = compare([_training()] * 2, [_training()] * 2)
     assert verdict.identical
     assert verdict.num_values == {"weight": 8, "loss": 2, "gradient": 4}
+
+
+@pytest.mark.parametrize("model, kinds", [(0, ["loss", "gradient"]), (1, ["gradient"])])
+def test_differences_of_one_step(model: int, kinds: list[str]) -> None:
+    """They are in order of kinds. An event of another model ends the comparison."""
+    plain = [Event("gradient", 2, 0, {"a": "g"}), Event("loss", 2, 0, {"a": "l"})]
+    other = [Event("gradient", 2, model, {"a": "x"}), Event("loss", 2, 0, {"a": "x"})]
+    assert [each.event.kind for each in compare([plain], [other]).differences] == kinds
 
 
 def test_the_earliest_difference_of_all_ranks_comes_first():
