@@ -5,6 +5,7 @@ One rank ends it in a given way.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -45,6 +46,11 @@ def main() -> None:
         time.sleep(0.5)
         _note("FAULT")
         raise ValueError("no such sample")
+    if fault == "child" and rank == victim:  # the other ranks wait in their constructions
+        child = multiprocessing.get_context("fork").Process(target=[].pop)
+        child.start()
+        child.join()
+        time.sleep(1)
     if fault == "bad option" and rank == victim:
         _note("FAULT")
         ReducerDDP(nn.Linear(64, 64), bucket_cap_mb=float("nan"))
@@ -113,11 +119,15 @@ def _train(model: ReducerDDP, fault: str, victim: int, device: str) -> None:
                     raise ValueError("no such sample")
                 except ValueError as error:
                     sys.excepthook(type(error), error, error.__traceback__)
-            elif fault == "thread":
+                time.sleep(1)  # the other ranks wait meanwhile
+            elif fault.startswith("thread"):
                 # An exception in another thread of the script is printed, and ends nothing.
+                if fault == "thread, one hook":  # as with a library that logs exceptions
+                    threading.excepthook = lambda args: sys.excepthook(*args[:3])
                 thread = threading.Thread(target=lambda: [][0])
                 thread.start()
                 thread.join()
+                time.sleep(1)
         if fault == "kill behind a call" and step == 2:
             dist.all_reduce(torch.ones(4, device=device))
         if fault == "kill behind Join" and step == 2:
