@@ -65,3 +65,20 @@ def test_the_end_does_not_wait_for_a_handler_that_hangs(monkeypatch: pytest.Monk
     log.stop()
     assert logged == ["second"]
     end.set()
+
+
+def test_messages_after_an_error_of_a_handler_are_logged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages, logged = ["second", "first"], []
+
+    def serve(message: str) -> None:
+        if message == "first":
+            raise OSError("no space left")
+        logged.append(message)
+
+    monkeypatch.setattr(_C, "take_health_record", lambda: messages.pop() if messages else None)
+    monkeypatch.setattr(log, "_serve", serve)
+    log._work()
+    assert logged == ["second"]
+    assert "OSError: no space left" in capsys.readouterr().err

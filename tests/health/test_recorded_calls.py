@@ -28,11 +28,13 @@ def test_calls_of_one_group_are_described():
         _entry(2, "send", [3], p2p=True),
         _entry(3, "all_reduce", [2, 5]),
         _entry(3, "all_reduce", []),
+        {**_entry(4, "broadcast", [6]), "input_dtypes": ["Bool"]},  # NCCL has no booleans
     ]
     assert last_calls(entries, "0") == {
         1: "broadcast of 4 Float",
         2: "all_gather",
         3: "all_reduce of 10 Float with all_reduce of 1 Float",
+        4: "broadcast of 6 Byte",
     }
 
 

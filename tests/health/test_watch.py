@@ -74,8 +74,10 @@ def _ask_for_a_stack() -> str | None:
         _wait_in_the_loader()
         return None
     dist.barrier()
-    stack = ddpx.peer_stack(model, 1, timeout=20)
+    stack = ddpx.peer_stack(model, 1, timeout=math.inf)
     dist.barrier()
+    with pytest.raises(ValueError, match="rank 0 is not another rank of the process group"):
+        ddpx.peer_stack(model, 0)
     return stack
 
 
@@ -83,6 +85,7 @@ def test_stack_of_a_rank(ranks):
     stack = ranks(2).run(_ask_for_a_stack)[0]
     first_thread = stack.split("\nthread ")[0]
     assert first_thread.startswith("thread MainThread:") and "_wait_in_the_loader" in first_thread
+    assert "thread ddpx-health-log" not in stack
 
 
 def _has_warned(records: list[logging.LogRecord]) -> bool:

@@ -37,7 +37,9 @@ def test_what_is_not_given_stays(in_force: InForce, monkeypatch: pytest.MonkeyPa
     assert in_force() == (2.0, 300.0, True)
     ddpx.set_stall_timeout(error=timedelta(minutes=2))
     assert in_force() == (2.0, 120.0, True)
-    ddpx.set_stall_timeout(math.inf, error=math.inf, stacks=False)
+    ddpx.set_stall_timeout(math.inf)
+    assert in_force() == (None, 120.0, True)
+    ddpx.set_stall_timeout(error=math.inf, stacks=False)
     assert in_force() == (None, None, False)
     stall_timeout.apply()  # as the first wrapper does
     assert in_force() == (None, None, False)
