@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+import ddpx
 from ddpx import ReducerDDP
 
 
@@ -68,3 +71,21 @@ def _check_hook_that_holds_its_wrapper() -> None:
 
 def test_a_post_sync_hook_may_hold_its_wrapper(ranks):
     ranks(2).run(_check_hook_that_holds_its_wrapper)
+
+
+def _check_hook_after_a_search() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDPX_BUCKET_CAP_MB", "auto")
+        model = ReducerDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    seen = []
+    model.register_post_sync_hook(model.module[0].weight, lambda param: seen.append(param.grad))
+    assert ddpx.plan_report(model).state != "done"
+    with pytest.warns(UserWarning, match="has no effect on a wrapper with a communication hook"):
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+    assert ddpx.plan_report(model).state == "done"
+    model(torch.ones(1, 4)).sum().backward()
+    assert len(seen) == 1
+
+
+def test_hooks_run_after_the_end_of_a_search(ranks):
+    ranks(2).run(_check_hook_after_a_search)
