@@ -113,6 +113,7 @@ def _compare_clocks() -> Outcome:
         with health.between_steps(group):  # as a recording does
             clocks.read_clocks(group, device, identity)
     except Exception as error:
+        assert health.failed_between_steps(group)
         outcome = Outcome(type(error).__name__, text_of(error), time.monotonic())
         time.sleep(3)  # rank 2 waits for rank 0, which lives
         return outcome
