@@ -190,6 +190,24 @@ def test_each_option_is_compared(ranks, name):
     assert f"option {name}" in report, report
 
 
+def _other_delayed_params() -> str:
+    module = _Sized((2, 2), (3,))
+    delayed, trigger = list(module.named_parameters())[:: 2 * dist.get_rank() - 1]
+    with pytest.raises(RuntimeError, match="needs the same module, options and ver") as error:
+        ReducerDDP(
+            module, delay_all_reduce_named_params=[delayed], param_to_hook_all_reduce=trigger[1]
+        )
+    return str(error.value)
+
+
+def test_delayed_params_are_compared(ranks):
+    (report,) = set(ranks(2).run(_other_delayed_params))
+    names = "['weights.1'] on rank 0; ['weights.0'] on rank 1"
+    assert f"option delay_all_reduce_named_params: {names}" in report
+    trigger = "'weights.0' on rank 0; 'weights.1' on rank 1"
+    assert f"option param_to_hook_all_reduce: {trigger}" in report
+
+
 def _another_variable(name: str) -> str:
     if dist.get_rank() == 1:
         os.environ[name] = "1"
