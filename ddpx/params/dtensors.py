@@ -105,13 +105,14 @@ def check_dtensors(module: nn.Module, ignored: Collection[str], group: dist.Proc
         group: The process group of the wrapper.
 
     Raises:
-        ValueError: ``fully_shard()`` manages a part of the module. Or ranks of ``group`` hold
-            different shards of a parameter or buffer.
+        ValueError: ``fully_shard()`` or ``FullyShardedDataParallel`` manages a part of the
+            module. Or ranks of ``group`` hold different shards of a parameter or buffer.
     """
     names = [name for name in params_under_fsdp(module) if name not in ignored]
     if names:
         raise ValueError(
-            f"fully_shard() already shards and reduces {errors.count_names(names, 'parameter')}. "
+            "fully_shard() or FullyShardedDataParallel already shards and reduces "
+            f"{errors.count_names(names, 'parameter')}. "
             "ReducerDDP cannot wrap a module with such parameters. To replicate over one mesh "
             "dimension and shard over another, pass a mesh with both dimensions to "
             "fully_shard(module, mesh=...) and do not use ReducerDDP. If the mesh of fully_shard() "
@@ -140,7 +141,8 @@ def params_under_fsdp(module: nn.Module) -> list[str]:
     if fsdp is None:
         return []
     flat = getattr(fsdp, "FlatParameter", ())
-    modules = [m for m in module.modules() if isinstance(m, fsdp.FSDPModule)]
+    kinds = (fsdp.FSDPModule, getattr(fsdp, "FullyShardedDataParallel", ()))
+    modules = [m for m in module.modules() if isinstance(m, kinds)]
     under_fsdp = {id(param) for m in modules for _, param in m.named_parameters()}
     return [
         name
