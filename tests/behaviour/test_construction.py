@@ -264,17 +264,24 @@ def test_many_differences_are_counted(ranks):
 
 
 def _ignored() -> None:
-    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     torch.manual_seed(dist.get_rank())
     nn.init.normal_(module[0].weight)
-    module[2].running_mean.fill_(dist.get_rank())
-    ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, ["0.weight", "2.running_mean"])
+    module[0].bias.requires_grad_(False)
+    for name in ("kept", "shared"):
+        module.register_buffer(name, torch.tensor(float(dist.get_rank())))
+    names = ["0.weight", "0.bias", "kept"]
+    ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, names)
     ours = ReducerDDP(module)
-    ours(torch.randn(3, 4)).square().sum().backward()
+    module[0].bias.requires_grad_(True)  # may change, since the wrapper ignores the parameter
+    for _ in range(2):
+        ours.zero_grad()
+        ours(torch.randn(3, 4)).square().sum().backward()
     assert not _same_on_all_ranks(module[0].weight.detach())
     assert not _same_on_all_ranks(module[0].weight.grad)
-    assert not _same_on_all_ranks(module[2].running_mean)
+    assert not _same_on_all_ranks(module[0].bias.grad)
     assert _same_on_all_ranks(module[1].weight.grad)
+    assert (module.kept, module.shared) == (dist.get_rank(), 0)
 
 
 def test_ignored_params_and_buffers(ranks):

@@ -41,6 +41,19 @@ def test_a_gradient_with_another_placement_is_kept(ranks):
     ranks(4).run(_check_other_placement)
 
 
+def _check_ignored() -> None:
+    """Ranks of the process group hold different shards of the first layer."""
+    module = nn.Sequential(_split_layer(), nn.Linear(4, 2))
+    ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, ["0.weight", "0.bias"])
+    model = ReducerDDP(module)
+    model.module[1](torch.ones(3, 4)).sum().backward()
+    assert model.reducer.num_steps == 1
+
+
+def test_ignored_shards_may_differ(ranks):
+    ranks(4).run(_check_ignored)
+
+
 def _check_hooks() -> None:
     module = _split_layer()
     for _ in range(2):

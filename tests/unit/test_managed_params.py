@@ -1,0 +1,36 @@
+"""Which parameters take part, under which names, and which of them may get sparse gradients."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ddpx import params
+
+
+def _tied() -> nn.Module:
+    """The weight is the embedding's and the linear layer's."""
+    module = nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 4))
+    module[1].weight = module[0].weight
+    return module
+
+
+def _described(managed: list[params.ManagedParam]) -> list[tuple[str, bool]]:
+    return [(param.name, param.expect_sparse) for param in managed]
+
+
+def test_a_shared_param_has_its_first_name() -> None:
+    found = params.managed_params(_tied(), ())
+    assert _described(found) == [("0.weight", True), ("1.bias", False)]
+
+
+def test_a_shared_param_is_ignored_only_under_an_ignored_name() -> None:
+    found = params.managed_params(_tied(), ("0.weight",))
+    assert _described(found) == [("1.weight", False), ("1.bias", False)]
+
+
+def test_an_override_chooses_names_and_sparse_gradients() -> None:
+    managed = params.managed_params(_tied(), ())
+    weight, bias = (param.tensor for param in managed)
+    found = params.choose(managed, [bias, weight], [True, False], {0: "b", 1: "w"})
+    assert _described(found) == [("b", True), ("w", False)]
+    assert [param.tensor for param in found] == [bias, weight]
