@@ -188,3 +188,33 @@ def _check_master_weights() -> None:
 
 def test_master_weights(ranks):
     ranks(2).run(_check_master_weights)
+
+
+class _ComplexBesideHalf(_ManyDtypes):
+    dtypes = (torch.complex64, torch.bfloat16)
+
+
+def _grads_beside_complex(**options: object) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = ReducerDDP(_ComplexBesideHalf(), **options)
+    model(torch.ones(2, 16) + dist.get_rank()).sum().backward()
+    return [param.grad for param in model.parameters()]
+
+
+def _check_complex_beside_wide_grads(options: dict[str, torch.dtype]) -> None:
+    """The options are for real numbers. Complex gradients keep their dtype, and are averaged."""
+    plain, wide = _grads_beside_complex(), _grads_beside_complex(**options)
+    for expected, grad in zip(plain[:2], wide[:2], strict=True):
+        assert grad.dtype is torch.complex64
+        torch.testing.assert_close(grad, expected)
+    dtype = options.get("grad_dtype", torch.bfloat16)
+    assert [grad.dtype for grad in wide[2:]] == [dtype, dtype]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"grad_dtype": torch.float32}, {"reduce_dtype": torch.float32}],
+    ids=["grad_dtype", "reduce_dtype"],
+)
+def test_complex_beside_wide_grads(ranks, options):
+    ranks(2).run(_check_complex_beside_wide_grads, options)
