@@ -295,6 +295,10 @@ def _check_reducer_is_finalized(cls: Any, mode: str) -> None:
     with model.no_sync():
         run_step(model)
     model._check_reducer_finalized()
+    param = next(model.parameters())
+    param.register_post_accumulate_grad_hook(lambda _: model._check_reducer_finalized())
+    run_step(model)
+    model.finalize_backward()
 
 
 @pytest.mark.parametrize("mode", ["default", "view", "static"])

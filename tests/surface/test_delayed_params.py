@@ -48,6 +48,7 @@ def _check(case: str, mode: str) -> None:
     net = Net()
     plain = copy.deepcopy(net)
     model = ReducerDDP(net, bucket_cap_mb=0.0005, **_delayed(net, *CASES[case]), **MODES[mode])
+    assert model._delay_all_reduce_all_params == (case == "all of them")
     for step in range(4):
         torch.manual_seed(10 * step + dist.get_rank())
         inputs = torch.randn(3, 8)

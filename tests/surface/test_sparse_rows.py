@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -51,6 +52,24 @@ def _check_sums() -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_sums_are_those_without_rows(ranks, world_size):
     ranks(world_size).run(_check_sums)
+
+
+def _check_rows_of_several_calls() -> None:
+    model = ReducerDDP(Net())
+    model._set_sparse_metadata({"embedding.weight": torch.tensor([1, 3])})
+    model._set_sparse_metadata({"other.weight": torch.tensor([1, 2, 3])})
+    for each in (model, copy.deepcopy(model)):
+        each.zero_grad()
+        each(torch.tensor([1])).sum().backward()
+        found = [
+            layer.weight.grad.indices()[0].tolist()
+            for layer in (each.module.embedding, each.module.other)
+        ]
+        assert found == [[1, 3], [1, 2, 3]]
+
+
+def test_rows_of_several_calls_are_kept_in_a_copy(ranks):
+    ranks(2).run(_check_rows_of_several_calls)
 
 
 def _check_rows_set_within_a_step() -> None:
