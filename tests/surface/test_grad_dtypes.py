@@ -319,12 +319,13 @@ def test_local_sums_may_be_wider_than_sums_over_ranks(ranks):
 
 
 def _check_synchronized_dtype() -> None:
-    """Results of synchronized_grads() have the same dtype as the reducer's sums."""
-    module = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    """In 16 bits, a sum of 256, 1, 1 and 1 depends on which of them is the first."""
+    module = nn.Linear(4, 1, bias=False, dtype=torch.bfloat16)
     model = ReducerDDP(module, reduce_dtype=torch.float32)
-    x = torch.tensor([[256.0 if dist.get_rank() == 0 else 1.0]], dtype=torch.bfloat16)
+    x = torch.ones(1, 4, dtype=torch.bfloat16)
+    x[0, dist.get_rank()] = 256
     (grad,) = model.synchronized_grads(model(x).sum(), [module.weight])
-    assert grad.dtype is torch.bfloat16 and grad.item() == torch.tensor(64.75).bfloat16().item()
+    assert grad.dtype is torch.bfloat16 and (grad == torch.tensor(64.75).bfloat16()).all()
 
 
 def test_synchronized_grads_are_summed_in_the_reducers_dtype(ranks):

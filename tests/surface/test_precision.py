@@ -198,7 +198,12 @@ def _grads_beside_complex(**options: object) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = ReducerDDP(_ComplexBesideHalf(), **options)
     model(torch.ones(2, 16) + dist.get_rank()).sum().backward()
-    return [param.grad for param in model.parameters()]
+    grads = [param.grad for param in model.parameters()]
+    loss = model(torch.ones(2, 16) + dist.get_rank()).sum()
+    again = model.synchronized_grads(loss, list(model.parameters()))
+    for grad, other in zip(grads[:2], again[:2], strict=True):
+        torch.testing.assert_close(grad, other)
+    return grads
 
 
 def _check_complex_beside_wide_grads(options: dict[str, torch.dtype]) -> None:
