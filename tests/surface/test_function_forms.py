@@ -266,6 +266,22 @@ def test_sparse_rows(ranks):
     ranks(2).run(_sparse_rows)
 
 
+def _early_end() -> None:
+    model = ReducerDDP(nn.Linear(4, 2))
+    with (
+        pytest.raises(RuntimeError, match="exhausted"),
+        ddpx.join(model, throw_on_early_termination=True),
+    ):
+        for _ in range(1 + dist.get_rank()):
+            _step(model)
+    with pytest.raises(TypeError, match="enabled"):
+        ddpx.set_forward_sync_buffers(model, "no")
+
+
+def test_arguments_reach_the_front(ranks):
+    ranks(2).run(_early_end)
+
+
 def test_a_front_has_no_other_names():
     """The hooks' front has the names of the base class, besides those of its own hooks."""
     from ddpx.ddp.fronts.forward_hooks import HookFront

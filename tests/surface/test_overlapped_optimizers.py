@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
@@ -273,6 +275,24 @@ def _check_copy_of_a_trained_wrapper() -> None:
 
 def test_optimizer_in_backward_of_a_copy(ranks):
     ranks(2).run(_check_copy_of_a_trained_wrapper)
+
+
+def _check_hook_of_optimizers() -> None:
+    module = Mlp()
+    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
+    model = ReducerDDP(module)
+    with _no_streams():
+        mlp_step(model)
+    name = ddpx.logging_data(model)["comm_hook"]
+    assert "apply_optim_in_backward_hook" in name and "<locals>.averaged" not in name
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_hook_of_optimizers_has_torchs_name_and_keeps_no_wrapper(ranks):
+    ranks(2).run(_check_hook_of_optimizers)
 
 
 def _check_copy_of_a_wrapper_with_an_optimizer() -> None:
