@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from short_search import SHORT, short_search
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import ddpx
@@ -171,3 +173,18 @@ def test_three_ranks_choose_one_plan(ranks):
 def test_all_modes_measure(ranks, mode):
     one, other = ranks(2).run(_measures_and_rebuilds, MODES[mode], "auto")
     assert one == other and one[2] == 3 and one[3]
+
+
+def _copy_with_a_hook() -> ddpx.PlanReport | None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("DDPX_BUCKET_CAP_MB", "auto")
+        model = ddpx.ReducerDDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    with pytest.warns(UserWarning, match="has no effect on a wrapper with a communication hook"):
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+    return ddpx.plan_report(copy.deepcopy(model))
+
+
+def test_a_copy_with_a_hook_does_not_search(ranks):
+    for report in ranks(2).run(_copy_with_a_hook):
+        assert report.state == "done"
+        assert report.reason == "the wrapper has a communication hook"
