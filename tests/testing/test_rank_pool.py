@@ -130,7 +130,7 @@ def _dead_before_the_call(pool: RankPool) -> None:
             RankFailed,
             r"(?s)rank 1: Traceback.*no such module",
         ),
-        (_interrupted, KeyboardInterrupt, ""),
+        (_interrupted, KeyboardInterrupt, "^$"),
         (
             _dead_before_the_call,
             RankFailed,
