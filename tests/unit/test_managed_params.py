@@ -1,10 +1,13 @@
-"""Which parameters take part, under which names, and which of them may get sparse gradients."""
+"""Which parameters take part, under which names, and which gradients they may get."""
 
 from __future__ import annotations
 
+import pytest
+import torch
 from torch import nn
 
 from ddpx import params
+from ddpx.params.grad_dtypes import GradDtypes
 
 
 def _tied() -> nn.Module:
@@ -34,3 +37,14 @@ def test_an_override_chooses_names_and_sparse_gradients() -> None:
     found = params.choose(managed, [bias, weight], [True, False], {0: "b", 1: "w"})
     assert _described(found) == [("b", True), ("w", False)]
     assert [param.tensor for param in found] == [bias, weight]
+
+
+@pytest.mark.parametrize("param_dtype", [None, torch.float32, torch.half])
+def test_gradients_of_another_dtype_are_allowed_only_where_needed(
+    param_dtype: torch.dtype | None,
+) -> None:
+    managed = params.managed_params(nn.Linear(2, 2, bias=False), ())
+    grad_dtypes = GradDtypes(managed, None, None, param_dtype)
+    assert managed[0].tensor.grad_dtype is (None if param_dtype is torch.half else torch.float32)
+    grad_dtypes.reset()
+    assert managed[0].tensor.grad_dtype is torch.float32
