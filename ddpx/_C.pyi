@@ -491,6 +491,8 @@ class Reducer:
 
         All settings stay.
         """
+    def check_can_yield(self) -> None:
+        """Raises what ``yield_to()`` would raise: within a backward, and before its end."""
     def take_back(self) -> None:
         """Averages the parameters again. The other reducers must yield."""
     @property

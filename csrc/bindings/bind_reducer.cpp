@@ -192,6 +192,7 @@ void bind_reducer(py::module_& module) {
       .def("shadow_step", &Reducer::shadow_step, NoGil())
       .def("remove_hooks", &Reducer::remove_hooks, NoGil())
       .def("yield_to", &Reducer::yield_to, py::arg("owner").none(false), NoGil())
+      .def("check_can_yield", &Reducer::check_can_yield, NoGil())
       .def("take_back", &Reducer::take_back, NoGil())
       .def_property_readonly("yielded", py::cpp_function(&Reducer::yielded, NoGil()))
       .def("reset", &Reducer::reset, NoGil())

@@ -4,8 +4,10 @@
 #include <ATen/ops/view_as_real.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -20,6 +22,15 @@ namespace {
 
 // torch keeps only the text of an error in a Python callback of a future. The text begins so.
 constexpr std::string_view kOfCallback = "Got the following error when running the callback: ";
+
+// To be called in a catch block. `what`: the text of the error. Throws the error as it is, unless a
+// callback has raised it.
+[[noreturn]] void raise_of_hook(std::string_view what) {
+  if (what.starts_with(kOfCallback)) {
+    throw HookError(std::string(what), /*may_be_of_call=*/true);
+  }
+  throw;
+}
 
 }  // namespace
 
@@ -52,11 +63,10 @@ void Bucket::wait(Collective& collective) {
   if (flight->hook != nullptr) {
     try {
       collective.wait(*flight->future);
+    } catch (const c10::Error& error) {  // since torch 2.15
+      raise_of_hook(error.what_without_backtrace());
     } catch (const std::runtime_error& error) {
-      if (std::string_view(error.what()).starts_with(kOfCallback)) {
-        throw HookError(error.what(), /*may_be_of_call=*/true);
-      }
-      throw;
+      raise_of_hook(error.what());
     }
   } else if (flight->future) {
     collective.wait(*flight->future);

@@ -7,6 +7,14 @@
 #include "param_grad.h"
 
 namespace ddpx {
+namespace {
+
+// A sparse gradient has no memory of its own, but tensors.
+bool shares_memory(const at::Tensor& grad, const Slot& slot) {
+  return grad.defined() && grad.has_storage() && grad.is_alias_of(slot.view);
+}
+
+}  // namespace
 
 void BucketSet::install(BucketPlan plan, std::vector<Bucket> buckets) {
   keep_for_streams();
@@ -34,7 +42,7 @@ void BucketSet::move_out_grads(const std::vector<at::Tensor>& params) {
     }
     for (const auto& slot : bucket.slots()) {
       const auto& param = params[slot.param_index];
-      if (grad_of(param).defined() && grad_of(param).is_alias_of(slot.view)) {
+      if (shares_memory(grad_of(param), slot)) {
         replace_grad(param, grad_of(param).clone());
       }
     }
@@ -60,7 +68,7 @@ void BucketSet::clear_in_flight(const std::vector<at::Tensor>& params) {
     }
     for (const auto& slot : bucket.slots()) {
       const auto& param = params[slot.param_index];
-      if (grad_of(param).defined() && grad_of(param).is_alias_of(slot.view)) {
+      if (shares_memory(grad_of(param), slot)) {
         replace_grad(param, at::zeros_like(grad_of(param)));
       }
     }

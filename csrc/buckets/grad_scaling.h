@@ -9,7 +9,7 @@ namespace ddpx {
 
 // slot = grad * (1 / divisor), computed in the dtype of the slot. DDP computes the product, not the
 // quotient, while it copies. For 3 ranks, product and quotient differ in the last bit. Without a
-// divisor, the slot gets the bits of `grad`.
+// divisor, the slot gets a copy of `grad`.
 void pack_scaled(const at::Tensor& grad, const at::Tensor& slot, std::optional<int> divisor);
 
 // slot /= divisor, for a gradient that lies in its slot already. DDP divides in this case. No

@@ -29,11 +29,11 @@ enum class GradPlace {
 };
 
 // Fills one slot with `grad` / `divisor`, or with zeros if `grad` is undefined. Without a divisor,
-// the slot gets the bits of `grad`. `grad` is the
-// gradient that arrived: a hook of the user may have replaced `param.grad` since. kInSlot changes
-// nothing of a `param.grad` that was replaced. A gradient that lies in the slot is divided in
-// place, but one that was moved there in this step is multiplied by 1 / `divisor`, as in DDP. With
-// kMovedOut, `grad` is `param.grad` or undefined.
+// the slot gets a copy of `grad`, in the slot's dtype. `grad` is the gradient that arrived: a hook
+// of the user may have replaced `param.grad` since. kInSlot changes nothing of a `param.grad` that
+// was replaced. A gradient that lies in the slot is divided in place, but one that was moved there
+// in this step is multiplied by 1 / `divisor`, as in DDP. With kMovedOut, `grad` is `param.grad` or
+// undefined.
 void pack(
     Bucket& bucket,
     const Slot& slot,

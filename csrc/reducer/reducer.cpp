@@ -216,6 +216,13 @@ void Reducer::set_collective(
     check_idle("_update_process_group()");
   }
   before = context_.collective;
+  if (context_.progress.phase == Phase::kFailed) {
+    // As recover(), but before the buckets are replaced: this reads the gradients in them.
+    context_.buckets.wait_for_streams();
+    if (!context_.params.device().is_cpu()) {
+      context_.buckets.clear_in_flight(context_.params.tensors());
+    }
+  }
   context_.start_over(
       context_.options.mode,
       std::move(collective),

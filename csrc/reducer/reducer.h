@@ -168,6 +168,9 @@ class Reducer final : public GradListener,
   // settings stay. UserError within a backward, and if the last backward did not end.
   void yield_to(Reducer& owner);
 
+  // Raises what yield_to() would raise, and changes nothing else.
+  void check_can_yield();
+
   // This reducer averages its params again. The caller makes the other reducers yield.
   void take_back();
 
@@ -233,6 +236,7 @@ class Reducer final : public GradListener,
   void check_outside_backward(const char* call) const;
   void check_not_pending(const char* call) const;
   void settle(const char* call);
+  void settle_to_yield();
   bool has_yielded() const {
     return owner_ && !owner_->expired();
   }

@@ -28,8 +28,19 @@ std::vector<std::size_t> missing_from(const Params& others, const Params& params
 
 }  // namespace
 
+void Reducer::check_can_yield() {
+  const auto lock = lock_after_abort();
+  settle_to_yield();
+}
+
 void Reducer::yield_to(Reducer& owner) {
   const auto lock = lock_after_abort();
+  settle_to_yield();
+  forward_.end_forward();  // the owner gets these gradients
+  owner_ = owner.weak_from_this();
+}
+
+void Reducer::settle_to_yield() {
   settle("a construction or a forward of another wrapper of the same parameters");
   if (context_.progress.phase != Phase::kIdle || in_backward()) {
     throw context_.error(
@@ -37,8 +48,6 @@ void Reducer::yield_to(Reducer& owner) {
         "runs. Wrap modules, and run forwards of other wrappers of the same parameters, between "
         "steps.");
   }
-  forward_.end_forward();  // the owner gets these gradients
-  owner_ = owner.weak_from_this();
 }
 
 // Ranks may collect a wrapper at different times, and would then average by different reducers.

@@ -170,10 +170,13 @@ std::vector<std::size_t> StepCollectives::take_mispredicted() {
 // All ranks learn the same: either all ranks read the used-map, or some rank used every param, and
 // the ranks that read the map find no unused param.
 void StepCollectives::learn_use() {
+  auto& use = context_.history.use;
   if (!context_.use_varies()) {
+    if (context_.options.mode == GraphMode::kDefault) {
+      use.map.clear();  // marks of local backwards, whose gradients are averaged now
+    }
     return;
   }
-  auto& use = context_.history.use;
   if (context_.options.skip_unused_buckets && context_.communicates()) {
     for (std::size_t i = 0; i < use.unused_streaks.size(); ++i) {
       use.unused_streaks[i].learn(use.map.marked(i) || num_ranks_using()[i] != 0);

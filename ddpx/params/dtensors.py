@@ -141,9 +141,10 @@ def params_under_fsdp(module: nn.Module) -> list[str]:
     if fsdp is None:
         return []
     flat = getattr(fsdp, "FlatParameter", ())
-    kinds = (fsdp.FSDPModule, getattr(fsdp, "FullyShardedDataParallel", ()))
-    modules = [m for m in module.modules() if isinstance(m, kinds)]
-    under_fsdp = {id(param) for m in modules for _, param in m.named_parameters()}
+    by_call = [m for m in module.modules() if isinstance(m, fsdp.FSDPModule)]
+    under_fsdp = {id(param) for m in by_call for param in m.parameters()}
+    for m in fsdp.FullyShardedDataParallel.fsdp_modules(module):
+        under_fsdp |= {*map(id, m.parameters())} - {*map(id, m._ignored_params)}
     return [
         name
         for name, param in module.named_parameters()

@@ -166,6 +166,8 @@ def describe(expected: torch.Tensor | None, actual: torch.Tensor | None) -> str:
         return text
     # Unsigned integers have no negative differences, and 8-bit floats no subtraction.
     wide = torch.complex128 if expected.is_complex() else torch.float64
+    if expected.dtype == torch.int64:
+        wide = torch.int64
     distances = (expected.detach().cpu().to(wide) - actual.detach().cpu().to(wide)).abs()
     return f"{text}, largest difference {distances.max().item():.3g}"
 

@@ -135,7 +135,8 @@ class RankPool:
             if not self._processes:
                 self._start()
             for connection in self._connections:
-                with contextlib.suppress(OSError):  # _collect reports a rank that has ended
+                # _collect reports a rank that has ended. Pickling may raise other errors.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     connection.send((function, args, kwargs))
             return self._collect(getattr(function, "__name__", repr(function)), timeout)
         except BaseException:

@@ -250,6 +250,25 @@ def test_a_reduction_that_ends_after_its_step_has_failed(ranks, mode: str):
     on_ranks(ranks, 2, _check_late_reduction, mode)
 
 
+def _check_sparse_gradient() -> None:
+    """The script gives a dense parameter a sparse gradient, which has no memory of its own."""
+    model = _wrap(ReducerDDP, "view", True)
+    model(torch.randint(10, (6,))).sum().backward()
+    model.zero_grad()
+    param = next(p for p in model.parameters() if p.dim() == 2)
+    param.grad = torch.zeros_like(param).to_sparse()
+    output = model(torch.randint(10, (6,)))
+    output.register_hook(_raise)
+    assert "raised by a tensor hook" in str(error_of(output.sum().backward))
+    for _ in range(2):  # the wrapper works on at once, also before gradients are cleared
+        model(torch.randint(10, (6,)))
+        model.zero_grad()
+
+
+def test_a_failed_backward_beside_a_sparse_gradient(ranks):
+    on_ranks(ranks, 2, _check_sparse_gradient)
+
+
 def _check_dtypes() -> None:
     for options in (
         {"reduce_dtype": torch.float64},

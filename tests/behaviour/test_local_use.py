@@ -49,3 +49,25 @@ def _check(used_on: int, view: bool) -> None:
 def test_set_static_graph_after_a_local_backward(ranks, used_on, view):
     """As if the graph had been static from the start. DDP keeps the gradient local, silently."""
     ranks(2).run(_check, used_on, view)
+
+
+def _check_averaged_use(local: bool) -> None:
+    """The gradient of `sometimes` was averaged before the group changed."""
+    model = ReducerDDP(_Branches())
+    data = torch.ones(1, 2)
+    if local:
+        with model.no_sync():
+            model(data, True).sum().backward()
+    model(data, True).sum().backward()
+    model._update_process_group(dist.group.WORLD)
+    model._set_static_graph()
+    model(data, False).sum().backward()
+    model.zero_grad()
+    model(data, False).sum().backward()
+    assert model.module.sometimes.weight.grad is None
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_average_ends_the_local_use(ranks, local):
+    """Else an optimizer with weight decay would move a parameter that no step uses."""
+    ranks(2).run(_check_averaged_use, local)

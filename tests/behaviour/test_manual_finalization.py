@@ -295,10 +295,11 @@ def _check_reducer_is_finalized(cls: Any, mode: str) -> None:
     with model.no_sync():
         run_step(model)
     model._check_reducer_finalized()
-    param = next(model.parameters())
-    param.register_post_accumulate_grad_hook(lambda _: model._check_reducer_finalized())
-    run_step(model)
-    model.finalize_backward()
+    if cls is ReducerDDP:  # torch's class raises within a backward
+        param = next(model.parameters())
+        param.register_post_accumulate_grad_hook(lambda _: model._check_reducer_finalized())
+        run_step(model)
+        model.finalize_backward()
 
 
 @pytest.mark.parametrize("mode", ["default", "view", "static"])
@@ -356,3 +357,40 @@ def _check_construction_within_a_step(replicated: bool) -> None:
 def test_construction_within_a_step(ranks, replicated: bool):
     """The construction raises an error, and the step is as if it had not begun."""
     ranks(2).run(_check_construction_within_a_step, replicated)
+
+
+def _check_construction_within_a_backward() -> None:
+    module = nn.Linear(2, 2)
+    model = ReducerDDP(module)
+    errors = []
+
+    def construct(_: torch.Tensor) -> None:
+        errors.append(ref.error_of(ReducerDDP, module))
+
+    output = model(torch.ones(1, 2))
+    output.register_hook(construct)
+    output.sum().backward()  # a parameter that was written would be an error here
+    assert "while a backward runs" in str(errors)
+
+
+def test_construction_within_a_backward(ranks):
+    ranks(2).run(_check_construction_within_a_backward)
+
+
+def _check_construction_after_the_group(options: dict[str, bool]) -> None:
+    module = nn.Linear(1, 1, bias=False)
+    group = dist.new_group()
+    older = ReducerDDP(module, process_group=group, **options)
+    ddpx.set_manual_finalization(older, True)
+    older(torch.ones(1, 1)).backward()
+    dist.destroy_process_group(group)
+    newer = ReducerDDP(module)
+    module.zero_grad()
+    newer(torch.full((1, 1), 1.0 + dist.get_rank())).backward()
+    assert module.weight.grad.item() == 1.5
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["default", "views"])
+def test_a_step_that_will_have_no_end_is_in_no_way(ranks, view: bool):
+    """The group of the older wrapper was destroyed before finalize_backward()."""
+    ranks(2).run(_check_construction_after_the_group, {"gradient_as_bucket_view": view})

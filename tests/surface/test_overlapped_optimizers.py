@@ -347,6 +347,48 @@ def test_fused_optimizer_of_a_part_of_the_ranks(ranks, replicated):
     assert ranks(3).run(_fused_in_a_part, replicated) == [-1.5, -1.5, -3.0]
 
 
+def _check_own_method() -> None:
+    from torch.distributed.algorithms._optimizer_overlap import optimizer_overlap as overlap
+
+    wrappers = []
+
+    class Own(torch.optim.SGD):
+        pass
+
+    class Overlapped(overlap._OverlappedStandardOptimizer):
+        def __init__(self, _: type, *args: Any) -> None:
+            super().__init__(torch.optim.SGD, *args)
+
+        def register_ddp(self, wrapper: Any) -> None:
+            wrappers.append(wrapper)
+
+    with mock.patch.dict(overlap._registered_overlapped_optims, {Own: Overlapped}):
+        model = ReducerDDP(Mlp())
+        model._register_fused_optim(Own, 0.1)
+    assert wrappers == [model]
+
+
+def test_an_optimizer_with_a_method_of_its_own(ranks):
+    """The script has registered it with torch."""
+    ranks(1).run(_check_own_method)
+
+
+def _check_reducer_without_wrapper() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    model = ReducerDDP(module)
+    model._register_fused_optim(torch.optim.SGD, 1.0)
+    loss = model(torch.full((1, 1), 1.0 + dist.get_rank()))
+    reducer = model.reducer
+    del model
+    loss.backward()
+    assert reducer is not None and module.weight.item() == -1.5
+
+
+def test_fused_optimizer_of_a_reducer_whose_wrapper_is_gone(ranks):
+    ranks(2).run(_check_reducer_without_wrapper)
+
+
 def _lose_the_average(group: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_exception(RuntimeError("the connection is lost"))

@@ -173,6 +173,11 @@ def test_one_bit_is_found(ranks):
             "differs in 2 of 2 elements, largest difference 1$",
         ),
         (
+            torch.tensor([2**60]),
+            torch.tensor([2**60 + 1]),
+            "differs in 1 of 1 element, largest difference 1$",
+        ),
+        (
             torch.tensor([1j]),
             torch.tensor([3j]),
             "differs in 1 of 1 element, largest difference 2$",
@@ -189,6 +194,7 @@ def test_one_bit_is_found(ranks):
         "bool",
         "unsigned",
         "8-bit float",
+        "large integer",
         "complex",
     ],
 )

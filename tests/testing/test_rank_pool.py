@@ -156,6 +156,16 @@ def test_a_pool_with_a_dead_rank_is_closed() -> None:
         time.sleep(1)
 
 
+class _NotToBePickled:
+    def __reduce__(self) -> str:
+        raise FileNotFoundError("data.bin")
+
+
+def test_an_argument_that_cannot_be_pickled() -> None:
+    with RankPool(1) as pool, pytest.raises(FileNotFoundError, match=r"data\.bin"):
+        pool.run(repr, _NotToBePickled(), timeout=5)
+
+
 def test_a_partial_function() -> None:
     with RankPool(1) as pool:
         assert pool.run(functools.partial(int, "101", base=2)) == [5]

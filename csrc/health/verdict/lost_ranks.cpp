@@ -130,10 +130,10 @@ std::optional<Failure> find_unknown(const PeerTable& peers, bool store_answers) 
     failure.lost.push_back(peers.lost_rank(*serving, what));
     return failure;
   }
-  const char* what = store_answers
-                         ? "died before it wrapped a model with this process group, never did, "
-                           "or cannot be monitored (it then printed a warning)"
-                         : "is unknown here, since the store was lost before ranks had met";
+  const char* what =
+      store_answers ? "died before it wrapped a model with this process group, never wrapped one, "
+                      "or cannot be monitored (it then printed a warning)"
+                    : "is unknown here, since the store was lost before ranks had met";
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     if (is_unknown(rank)) {
       failure.lost.push_back(peers.lost_rank(rank, what));

@@ -13,14 +13,17 @@ from torch import nn
 from ddpx import errors
 from ddpx.ddp.arguments.options import Options
 from ddpx.params.dtensors import is_dtensor
+from ddpx.reducer import Reducer
 
 
 class HookedWrapper(Protocol):
     """The members of a wrapper that this module uses."""
 
     module: nn.Module
-    process_group: dist.ProcessGroup
     gradient_as_bucket_view: bool
+
+    @property
+    def reducer(self) -> Reducer: ...
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None: ...
 
@@ -42,6 +45,9 @@ def register_fused(
             average is not the mean.
     """
     from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
+    from torch.distributed.algorithms._optimizer_overlap.optimizer_overlap import (
+        _OverlappedStandardOptimizer,
+    )
     from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
         _hook_then_optimizer,
     )
@@ -55,10 +61,10 @@ def register_fused(
     overlapped = _as_overlapped_optim(
         optimizer, optimized_params, *optimizer_args, **optimizer_kwargs
     )
-    state = getattr(overlapped, "_opt_hook_state", None)
-    if state is not None:  # not of a class that the script has registered
-        hook = _hook_then_optimizer(cast(Any, _average), state)
-        wrapper.register_comm_hook(weakref.ref(wrapper), hook)
+    # A class that the script has registered with torch may have a method of its own.
+    if getattr(type(overlapped), "register_ddp", None) is _OverlappedStandardOptimizer.register_ddp:
+        hook = _hook_then_optimizer(cast(Any, _average), overlapped._opt_hook_state)
+        wrapper.register_comm_hook(weakref.ref(wrapper.reducer), hook)
         return
     try:
         overlapped.register_ddp(wrapper)
@@ -69,12 +75,12 @@ def register_fused(
         ) from error
 
 
-def _average(wrapper: weakref.ref[HookedWrapper], bucket: dist.GradBucket) -> _Average:
+def _average(reducer: weakref.ref[Reducer], bucket: dist.GradBucket) -> _Average:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    owner = wrapper()
-    assert owner is not None  # it runs this backward
-    return _Average(allreduce_hook(owner.process_group, bucket))
+    running = reducer()
+    assert running is not None  # the reducer has called this hook
+    return _Average(allreduce_hook(running.process_group, bucket))
 
 
 class _Average:

@@ -81,7 +81,8 @@ def complete(front: Front) -> None:
     # Errors of one rank precede the calls in which other ranks rely on this rank.
     earlier_owners = ownership.earlier_owners(replica, managed)
     for owner in earlier_owners:  # agree() writes parameters, which would spoil a pending step
-        owner.reducer._check_reducer_finalized()
+        if not ownership.has_ended(owner):
+            owner.reducer.check_can_yield()
     options.delayed.mark(managed)
     check_grad_dtype(managed, options.grad_dtype)
     if options.bucket_plan is not None:

@@ -73,8 +73,9 @@ class BufferInterface:
         """Reads the buffers of the module again, because user code may have replaced them."""
         replica = self._ddpx
         named = params.named_managed_buffers(replica.module, replica.ignored)
-        self.named_module_buffers = dict(named)
-        self.modules_buffers = list(self.named_module_buffers.values())
+        found = dict(named)
+        # nn.Module's assignment of attributes takes longer, and each forward comes here.
+        vars(self).update(named_module_buffers=found, modules_buffers=list(found.values()))
 
     def _register_buffer_comm_hook(
         self,

@@ -128,7 +128,8 @@ class GradientInterface(JoinInterface, Finalization):
 
         Raises:
             RuntimeError: torch has no functional form of ``optim``.
-            ValueError: Parameters are DTensors; or ``reduce_dtype`` or ``grad_dtype`` is set.
+            ValueError: Parameters are DTensors; ``reduce_dtype`` or ``grad_dtype`` is set; or the
+                average is not the mean.
         """
         optimizers.register_fused(self, self._ddpx.options, optim, args, kwargs, optim_params)
         self._ddpx.comm_hook.runs_optimizer = True
@@ -166,6 +167,10 @@ class GradientInterface(JoinInterface, Finalization):
         """Whether a backward has averaged gradients. Cached losses of sentence-transformers let the
         first backward of a static graph average, because DDP fails otherwise."""
         return self.reducer.num_steps > 0
+
+    @_static_graph_delay_allreduce_enqueued.setter
+    def _static_graph_delay_allreduce_enqueued(self, value: bool) -> None:
+        """Has no effect: the reducer knows."""
 
     def _set_static_graph(self) -> None:
         """Has the effect of ``static_graph=True``. Allowed before the first backward."""
