@@ -223,3 +223,42 @@ def _check_complex_beside_wide_grads(options: dict[str, torch.dtype]) -> None:
 )
 def test_complex_beside_wide_grads(ranks, options):
     ranks(2).run(_check_complex_beside_wide_grads, options)
+
+
+class _MixedPrecision:
+    param_dtype, reduce_dtype, buffer_dtype = torch.bfloat16, None, None
+
+
+class _PartlyUsed(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.always, self.seldom = (nn.Parameter(torch.ones(3, dtype=dtype)) for _ in range(2))
+
+    def forward(self, use: bool) -> torch.Tensor:
+        return (self.always * (self.seldom if use else 2.0)).sum()
+
+
+def _check_synchronized_grads_of_unused_in_another_dtype(
+    dtype: torch.dtype, grad_dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    """The gradient of a rank has another dtype than the tensor. The other rank has no gradient."""
+    for transport in ("auto", "group"):
+        module = _PartlyUsed(dtype)
+        model = ReducerDDP(module, find_unused_parameters=True, transport=transport, **options)
+        for user in range(2):
+            loss = model(dist.get_rank() == user)
+            (grad,) = model.synchronized_grads(loss, [module.seldom], allow_unused=True)
+            assert grad.dtype is grad_dtype
+            assert torch.equal(grad, torch.full((3,), 0.5, dtype=grad_dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grad_dtype", "options"),
+    [
+        (torch.bfloat16, torch.float32, {"grad_dtype": torch.float32}),
+        (torch.float32, torch.bfloat16, {"mixed_precision": _MixedPrecision()}),
+    ],
+    ids=["grad_dtype", "mixed_precision"],
+)
+def test_synchronized_grads_of_unused_in_another_dtype(ranks, dtype, grad_dtype, options):
+    ranks(2).run(_check_synchronized_grads_of_unused_in_another_dtype, dtype, grad_dtype, options)

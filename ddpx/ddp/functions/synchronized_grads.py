@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,16 @@ import torch.distributed as dist
 from ddpx.comm.collectives import all_reduce
 from ddpx.comm.process_group import world_size
 from ddpx.params.dtensors import local_part
+
+_DTYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+)
 
 
 def average_grads(
@@ -29,25 +40,31 @@ def average_grads(
         reduce_dtype: The dtype of sums of floating-point gradients. None: the gradient's dtype.
 
     Returns:
-        A mean for each tensor. None if no rank used the tensor.
+        A mean for each tensor. None if no rank used the tensor. If gradients of the ranks differ in
+        their dtype, the mean has a dtype that can hold all of them.
     """
-    users = torch.tensor(
-        [[float(g is not None), float(g is not None and g.is_sparse)] for g in grads],
-        dtype=torch.float32,
-        device=device,
-    )
-    all_reduce(users, group)
+    uses = torch.tensor([_use(grad) for grad in grads], dtype=torch.float32, device=device)
+    all_reduce(uses, group)
     averaged: list[torch.Tensor | None] = []
-    for grad, tensor, (used, sparse) in zip(grads, tensors, users.tolist(), strict=True):
-        if used == 0:
+    for grad, tensor, (sparse, *users) in zip(grads, tensors, uses.tolist(), strict=True):
+        used = [dtype for dtype, number in zip(_DTYPES, users, strict=True) if number]
+        if not used:
             averaged.append(None)
             continue
-        local = torch.zeros_like(tensor) if grad is None else grad
+        dtype = functools.reduce(torch.promote_types, used)
+        local = torch.zeros_like(tensor, dtype=dtype) if grad is None else grad.to(dtype)
         # Ranks can add sparse tensors only if every rank has one.
         if local.is_sparse and sparse < world_size(group):
             local = local.to_dense()
         averaged.append(_average(local, group, reduce_dtype))
     return tuple(averaged)
+
+
+def _use(grad: torch.Tensor | None) -> list[float]:
+    """Whether the gradient is sparse, and whether it has each of the dtypes."""
+    if grad is None:
+        return [0.0] * (1 + len(_DTYPES))
+    return [float(grad.is_sparse), *(float(grad.dtype is dtype) for dtype in _DTYPES)]
 
 
 def _average(
