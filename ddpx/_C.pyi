@@ -268,6 +268,9 @@ def lowered(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     The gradient stays in ``dtype`` if the ``grad_dtype`` of the parameter is None.
     """
 
+def forget_grad_dtype(param: torch.Tensor) -> None:
+    """Undoes that ``param.grad_dtype`` was set. The gradient has the dtype of the parameter."""
+
 def needs_abort_polling(process_group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether its calls go on waiting when the group is aborted, as gloo's on CPU do."""
 

@@ -8,6 +8,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../buckets/grad_values.h"
+#include "../buckets/param_grad.h"
 #include "../comm/builtin_hooks.h"
 #include "../health_c10d/group_monitor.h"
 #include "../reducer/capture_checks.h"
@@ -133,6 +134,7 @@ void bind_reducer(py::module_& module) {
           py::arg("small_grad_bytes") = 0);
 
   module.def("lowered", &lowered, py::arg("param"), py::arg("dtype"));
+  module.def("forget_grad_dtype", &forget_grad_dtype, py::arg("param"));
 
   // Calls release the GIL before they wait for the mutex of the reducer: the thread that holds the
   // mutex may need the GIL to call a backend in Python.

@@ -28,4 +28,13 @@ void replace_grad(const at::Tensor& param, at::Tensor grad) {
   // The old gradient is freed after the lock is released.
 }
 
+void forget_grad_dtype(const at::Tensor& param) {
+  auto* meta = param.unsafeGetTensorImpl()->autograd_meta();
+  if (meta != nullptr) {
+    auto& fields = *static_cast<torch::autograd::AutogradMeta*>(meta);
+    fields.grad_dtype_.reset();
+    fields.allow_grad_dtype_mismatch_ = false;
+  }
+}
+
 }  // namespace ddpx

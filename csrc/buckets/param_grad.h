@@ -23,4 +23,8 @@ inline uint32_t version_of(const at::Tensor& tensor) {
 // at the same time get errors, and must not corrupt memory.
 void replace_grad(const at::Tensor& param, at::Tensor grad);
 
+// Makes the dtype of the param the dtype of its gradient, also after a later change of the param's
+// dtype. torch itself cannot undo that a script has set `param.grad_dtype`.
+void forget_grad_dtype(const at::Tensor& param);
+
 }  // namespace ddpx

@@ -54,3 +54,26 @@ def _check_arguments() -> None:
 
 def test_arguments(ranks):
     ranks(2).run(_check_arguments)
+
+
+def _check_grad_dtype_of_a_script() -> None:
+    """Averages in the dtype of the parameter would lose digits of wide gradients."""
+    for dtypes in ({}, {"reduce_dtype": FLOAT32}):
+        module = _module()
+        module.weight.grad_dtype = FLOAT32
+        with pytest.raises(
+            ValueError, match=r"has set grad_dtype of .*: weight\. Pass grad_dtype="
+        ):
+            ReducerDDP(module, **dtypes)
+    ReducerDDP(module, grad_dtype=FLOAT32)
+    module = _module()
+    older = ReducerDDP(module, grad_dtype=FLOAT32)
+    newer = ReducerDDP(module)  # the grad_dtype of the parameters is that of the older wrapper
+    newer(torch.ones(1, 6, dtype=torch.bfloat16)).sum().backward()
+    assert module.weight.grad.dtype is torch.bfloat16
+    del older
+
+
+def test_a_grad_dtype_of_the_script_is_refused(ranks):
+    ranks(1).run(_check_grad_dtype_of_a_script)
+    ranks(2).run(_check_grad_dtype_of_a_script)

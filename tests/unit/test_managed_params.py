@@ -48,3 +48,27 @@ def test_gradients_of_another_dtype_are_allowed_only_where_needed(
     assert managed[0].tensor.grad_dtype is (None if param_dtype is torch.half else torch.float32)
     grad_dtypes.reset()
     assert managed[0].tensor.grad_dtype is torch.float32
+
+
+@pytest.mark.parametrize("grad_dtype", [None, torch.float64])
+def test_the_grad_dtype_of_a_script_comes_back(grad_dtype: torch.dtype | None) -> None:
+    managed = params.managed_params(nn.Linear(2, 2, bias=False), ())
+    param = managed[0].tensor
+    param.grad_dtype = grad_dtype
+    grad_dtypes = GradDtypes(managed, None, torch.float64, None)
+    param.grad = torch.ones(2, 2, dtype=torch.float64)
+    grad_dtypes.reset()
+    assert param.grad_dtype is grad_dtype
+    assert param.grad.dtype is (grad_dtype or torch.float32)
+
+
+def test_a_later_cast_casts_gradients_too() -> None:
+    module = nn.Linear(2, 2, bias=False)
+    grad_dtypes = GradDtypes(params.managed_params(module, ()), torch.float64, None, None)
+    module(torch.ones(1, 2)).sum().backward()
+    grad_dtypes.reset()
+    for dtype in (torch.float64, torch.bfloat16):
+        module.zero_grad()
+        module.to(dtype)
+        module(torch.ones(1, 2, dtype=dtype)).sum().backward()
+        assert module.weight.grad.dtype is module.weight.grad_dtype is dtype

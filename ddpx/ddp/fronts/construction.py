@@ -84,7 +84,8 @@ def complete(front: Front) -> None:
         if not ownership.has_ended(owner):
             owner.reducer.check_can_yield()
     options.delayed.mark(managed)
-    check_grad_dtype(managed, options.grad_dtype)
+    owned = frozenset[int]().union(*(owner.param_ids for owner in earlier_owners))
+    check_grad_dtype(managed, options.grad_dtype, owned)
     if options.bucket_plan is not None:
         indices_of(options.bucket_plan, managed)
     if options.init_sync:
