@@ -1,13 +1,15 @@
-"""The CPU time of a step grows with the number of things, not with its square."""
+"""The CPU time and the calls of a step grow with the number of things, not with its square."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddpx import ReducerDDP
@@ -130,3 +132,18 @@ def _check(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_time_of_a_step(ranks, case):
     ranks(1).run(_check, case)
+
+
+def _check_calls_of_synchronized_grads(count: int) -> None:
+    model = ReducerDDP(_Params(count, count))
+    large = torch.ones(1 << 19, requires_grad=True)
+    loss = model() + large.sum() * dist.get_rank()
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as calls:
+        *found, of_large = model.synchronized_grads(loss, [*model.parameters(), large])
+    assert calls.call_count == 3  # which ranks have gradients; the large one; all others
+    assert all(torch.equal(grad, torch.ones(4)) for grad in found)
+    assert torch.equal(of_large, torch.full_like(large, 0.5))
+
+
+def test_small_gradients_share_a_collective_call(ranks):
+    ranks(2).run(_check_calls_of_synchronized_grads, SMALL)

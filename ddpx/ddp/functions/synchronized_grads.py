@@ -22,6 +22,8 @@ _DTYPES = (
     torch.complex128,
 )
 
+_CALL_BYTES = 1 << 20  # smaller tensors share a collective call
+
 
 def average_grads(
     grads: Sequence[torch.Tensor | None],
@@ -45,19 +47,22 @@ def average_grads(
     """
     uses = torch.tensor([_use(grad) for grad in grads], dtype=torch.float32, device=device)
     all_reduce(uses, group)
-    averaged: list[torch.Tensor | None] = []
+    dtypes: list[torch.dtype | None] = []
+    sums: list[torch.Tensor] = []
     for grad, tensor, (sparse, *users) in zip(grads, tensors, uses.tolist(), strict=True):
         used = [dtype for dtype, number in zip(_DTYPES, users, strict=True) if number]
-        if not used:
-            averaged.append(None)
+        dtype = functools.reduce(torch.promote_types, used) if used else None
+        dtypes.append(dtype)
+        if dtype is None:
             continue
-        dtype = functools.reduce(torch.promote_types, used)
         local = torch.zeros_like(tensor, dtype=dtype) if grad is None else grad.to(dtype)
         # Ranks can add sparse tensors only if every rank has one.
         if local.is_sparse and sparse < world_size(group):
             local = local.to_dense()
-        averaged.append(_average(local, group, reduce_dtype))
-    return tuple(averaged)
+        sums.append(_summand(local, group, reduce_dtype))
+    _add_over_ranks(sums, group)
+    means = iter(sums)
+    return tuple(None if dtype is None else next(means).to(dtype) for dtype in dtypes)
 
 
 def _use(grad: torch.Tensor | None) -> list[float]:
@@ -67,14 +72,49 @@ def _use(grad: torch.Tensor | None) -> list[float]:
     return [float(grad.is_sparse), *(float(grad.dtype is dtype) for dtype in _DTYPES)]
 
 
-def _average(
+def _summand(
     local: torch.Tensor, group: dist.ProcessGroup, reduce_dtype: torch.dtype | None
 ) -> torch.Tensor:
+    """This rank's part of the mean: a new tensor in the dtype of sums."""
     dtype = reduce_dtype if reduce_dtype and local.is_floating_point() else local.dtype
-    mean = (local.to(dtype) * (1 / world_size(group))).detach()
-    if not mean.is_sparse:
-        # A copy has memory, also of a lazy tensor of zeros.
-        mean = mean.clone(memory_format=torch.contiguous_format)
-    real = torch.view_as_real(mean) if mean.is_complex() and not mean.is_sparse else mean
-    all_reduce(local_part(real), group)
-    return mean.to(local.dtype)
+    part = (local.to(dtype) * (1 / world_size(group))).detach()
+    # A copy has memory, also of a lazy tensor of zeros.
+    return part if part.is_sparse else part.clone(memory_format=torch.contiguous_format)
+
+
+def _add_over_ranks(summands: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Replaces each tensor by its sum over ranks. Small dense tensors share collective calls."""
+    batches: dict[tuple[torch.dtype, torch.device], _Batch] = {}
+    for summand in summands:
+        if summand.is_sparse:
+            all_reduce(summand, group)
+            continue
+        real = local_part(torch.view_as_real(summand) if summand.is_complex() else summand)
+        if real.nbytes >= _CALL_BYTES:
+            all_reduce(real, group)
+            continue
+        kind = real.dtype, real.device
+        batch = batches.setdefault(kind, _Batch())
+        batch.add(real)
+        if batch.num_bytes >= _CALL_BYTES:
+            batches.pop(kind).all_reduce(group)
+    for batch in batches.values():
+        batch.all_reduce(group)
+
+
+class _Batch:
+    """Dense tensors of one dtype and device that one collective call adds over ranks."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._tensors: list[torch.Tensor] = []
+
+    def add(self, tensor: torch.Tensor) -> None:
+        self._tensors.append(tensor)
+        self.num_bytes += tensor.nbytes
+
+    def all_reduce(self, group: dist.ProcessGroup) -> None:
+        flat = all_reduce(torch.cat([tensor.reshape(-1) for tensor in self._tensors]), group)
+        parts = flat.split([tensor.numel() for tensor in self._tensors])
+        for tensor, part in zip(self._tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
