@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -389,3 +390,25 @@ def _check_second_hook_in_a_backward(cls: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("cls", WRAPPERS)
 def test_a_second_hook_has_the_same_error_in_a_backward(ranks, cls):
     ranks(2).run(_check_second_hook_in_a_backward, cls)
+
+
+def _hook_of_a_group(state: Any, bucket: dist.GradBucket):
+    return allreduce_hook(getattr(state, "process_group", state), bucket)
+
+
+def _check_group_of_state() -> None:
+    """The hook would go on to average over the former group, without an error."""
+    former, alone = dist.new_group(), [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    for state in (former, SimpleNamespace(process_group=former)):
+        model = ReducerDDP(Mlp(), process_group=former)
+        model.register_comm_hook(state, _hook_of_a_group)
+        model._update_process_group(former)
+        with pytest.raises(RuntimeError, match="the communication hook has the former process"):
+            model._update_process_group(alone)
+    state.process_group = alone
+    model._update_process_group(alone)
+    mlp_step(model)
+
+
+def test_a_hook_does_not_keep_the_former_group(ranks):
+    ranks(2).run(_check_group_of_state)

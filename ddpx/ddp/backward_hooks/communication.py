@@ -72,8 +72,8 @@ class CommHook:
         self.name = f"mixed_precision({dtype})"
         self._is_bound_to_group = True
 
-    def check_group_can_change(self) -> None:
-        """Raises RuntimeError if a hook keeps the process group."""
+    def check_group_can_change(self, former: dist.ProcessGroup, new: dist.ProcessGroup) -> None:
+        """Raises RuntimeError if a hook would keep the process group ``former``."""
         if self._is_bound_to_group:
             raise RuntimeError(
                 "_update_process_group() cannot be used with mixed_precision or a built-in "
@@ -81,14 +81,28 @@ class CommHook:
                 "Wrap the module again."
             )
 
+        if self._group_of_state is former and former is not new:
+            raise RuntimeError(
+                "_update_process_group() cannot be used while the state of the communication hook "
+                "has the former process group: the hook would average over the former ranks. Put "
+                "the new group into the attribute process_group of the state first, or wrap the "
+                "module again."
+            )
+
     @property
     def has_group(self) -> bool:
         """Whether the hook or its state has a process group, which does not change with ours."""
-        # torch's own states have this attribute.
+        return self._is_bound_to_group or self._group_of_state is not None
+
+    @property
+    def _group_of_state(self) -> dist.ProcessGroup | None:
+        """The process group that is the state of the hook, or that the state has."""
         state = None if self.registered is None else self.registered[1]
-        group = getattr(state, "process_group", None)
-        in_state = isinstance(state, dist.ProcessGroup) or isinstance(group, dist.ProcessGroup)
-        return self._is_bound_to_group or in_state
+        # torch's own states have this attribute.
+        for group in (state, getattr(state, "process_group", None)):
+            if isinstance(group, dist.ProcessGroup):
+                return group
+        return None
 
 
 def check_hook(hook: Callable[..., Any]) -> None:

@@ -218,7 +218,7 @@ class GradientInterface(JoinInterface, Finalization):
             )
         resolve_group(new_process_group)  # raises if the group was destroyed
         replica = self._ddpx
-        replica.comm_hook.check_group_can_change()
+        replica.comm_hook.check_group_can_change(replica.group, new_process_group)
         check_dtensors(self.module, self.parameters_to_ignore, new_process_group)
         replica.reducer.move_to(new_process_group)
         replica.group = new_process_group
