@@ -262,3 +262,16 @@ def _check_synchronized_grads_of_unused_in_another_dtype(
 )
 def test_synchronized_grads_of_unused_in_another_dtype(ranks, dtype, grad_dtype, options):
     ranks(2).run(_check_synchronized_grads_of_unused_in_another_dtype, dtype, grad_dtype, options)
+
+
+def _check_synchronized_grads_in_8_bits() -> None:
+    model = ReducerDDP(nn.Linear(2, 2))
+    narrow = torch.ones(2).to(torch.float8_e5m2).requires_grad_()
+    loss = model(torch.ones(1, 2)).sum() + narrow.float().sum()
+    with pytest.raises(TypeError, match=r"cannot average a gradient of torch\.float8_e5m2"):
+        model.synchronized_grads(loss, [narrow])
+
+
+def test_synchronized_grads_in_8_bits(ranks):
+    """No backend adds these: the gradient is not lost silently."""
+    ranks(2).run(_check_synchronized_grads_in_8_bits)

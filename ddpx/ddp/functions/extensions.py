@@ -285,6 +285,7 @@ def synchronized_grads(
 
     Raises:
         RuntimeError: The loss does not depend on a tensor, and ``allow_unused`` is False.
+        TypeError: A gradient has a dtype of 8 bits.
         RankFailure: A rank was lost.
 
     Example:

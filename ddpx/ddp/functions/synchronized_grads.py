@@ -69,6 +69,11 @@ def _use(grad: torch.Tensor | None) -> list[float]:
     """Whether the gradient is sparse, and whether it has each of the dtypes."""
     if grad is None:
         return [0.0] * (1 + len(_DTYPES))
+    if grad.dtype not in _DTYPES:
+        raise TypeError(
+            f"synchronized_grads() cannot average a gradient of {grad.dtype}, because no backend "
+            "adds it over ranks. Use a parameter of a wider dtype."
+        )
     return [float(grad.is_sparse), *(float(grad.dtype is dtype) for dtype in _DTYPES)]
 
 
