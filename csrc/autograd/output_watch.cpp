@@ -51,8 +51,12 @@ class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
   OutputHook(
       std::shared_ptr<WatchedOutput> output,
       ForwardSync forward,
-      std::weak_ptr<GraphTaskObserver> observer)
-      : output_(std::move(output)), forward_(forward), observer_(std::move(observer)) {}
+      std::weak_ptr<GraphTaskObserver> observer,
+      std::shared_ptr<const Abandonment> abandonment)
+      : output_(std::move(output)),
+        forward_(forward),
+        observer_(std::move(observer)),
+        abandonment_(std::move(abandonment)) {}
 
   variable_list operator()(const variable_list& grads) override {
     if (const auto observer = observer_.lock()) {
@@ -63,6 +67,8 @@ class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
         output_->used = true;
       }
       observer->on_output_grad(forward_);
+    } else if (forward_ == ForwardSync::kOn && !running_task::returns_grads()) {
+      abandonment_->raise();
     }
     return grads;
   }
@@ -71,6 +77,7 @@ class OutputHook final : public NodeHook<torch::autograd::FunctionPreHook> {
   std::shared_ptr<WatchedOutput> output_;
   ForwardSync forward_;
   std::weak_ptr<GraphTaskObserver> observer_;
+  std::shared_ptr<const Abandonment> abandonment_;
 };
 
 }  // namespace
@@ -101,7 +108,8 @@ WatchedForward OutputWatch::watch(
       auto watched = std::make_shared<WatchedOutput>(grad_fn);
       outputs_.push_back(watched);
       watched_forward.outputs_.push_back(watched);
-      grad_fn->add_pre_hook(std::make_unique<OutputHook>(std::move(watched), forward, observer));
+      grad_fn->add_pre_hook(
+          std::make_unique<OutputHook>(std::move(watched), forward, observer, abandonment_));
     }
   }
   return watched_forward;

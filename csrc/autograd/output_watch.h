@@ -6,14 +6,37 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "../errors.h"
 #include "backward_scope.h"
 
 namespace ddpx {
 
 struct WatchedOutput;
+
+// Why no backward of any watched output may run any more.
+class Abandonment {
+ public:
+  void set(UserError error) {
+    const std::scoped_lock lock(mutex_);
+    error_ = std::move(error);
+  }
+  void raise() const {
+    const std::scoped_lock lock(mutex_);
+    if (error_) {
+      throw UserError(*error_);
+    }
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<UserError> error_;
+};
 
 // The watched outputs of one forward.
 class WatchedForward {
@@ -46,8 +69,15 @@ class OutputWatch {
   // the graph.
   std::unordered_set<const torch::autograd::Node*> nodes_to_come() const;
 
+  // The observer is about to be destroyed. A synchronized backward that reaches an output raises
+  // the error.
+  void abandon(UserError error) {
+    abandonment_->set(std::move(error));
+  }
+
  private:
   std::vector<std::weak_ptr<WatchedOutput>> outputs_;
+  std::shared_ptr<Abandonment> abandonment_ = std::make_shared<Abandonment>();
   std::size_t prune_at_ = 64;  // number of outputs at which dead outputs are removed
 };
 

@@ -43,10 +43,24 @@ Reducer::~Reducer() {
   } catch (const std::exception&) {
     // The device has failed, so no stream uses the buckets any more.
   }
+  abandon_outputs();
   const auto phase = context_.progress.phase;
   const bool in_step = phase != Phase::kIdle && phase != Phase::kReady && phase != Phase::kFailed;
   if (in_step || in_backward()) {
     context_.params.abandon_hooks();
+  }
+}
+
+// A backward of the last forward would leave gradients local.
+void Reducer::abandon_outputs() noexcept {
+  if (!forward_.awaits_backward() || has_yielded() || !context_.communicates()) {
+    return;
+  }
+  try {
+    outputs_.abandon(
+        errors::deleted_before_backward(context_.where(), context_.options.module_name));
+  } catch (const std::exception&) {
+    // Out of memory, for example.
   }
 }
 

@@ -281,6 +281,7 @@ class Reducer final : public GradListener,
   // Makes new buckets by the plan that `agree` returns, which is the same on all ranks.
   void rebuild(const std::function<BucketPlan()>& agree);
   void publish_to(std::shared_ptr<health::Monitor> monitor);
+  void abandon_outputs() noexcept;
 
   // A step that broke off.
   void abandon_step() noexcept;

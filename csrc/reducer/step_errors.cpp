@@ -75,6 +75,15 @@ UserError inside_backward(const Where& where, const std::string& call) {
   return at(where, call + " was called while a backward runs. Call " + call + " between steps.");
 }
 
+UserError deleted_before_backward(const Where& where, const std::string& module_name) {
+  return at(
+      where,
+      "the wrapper of " + module_name +
+          " was deleted after this forward, so this backward would leave the gradients local. Keep "
+          "a reference to the wrapper until backward has ended. For local gradients on purpose, "
+          "run forward in model.no_sync().");
+}
+
 UserError no_such_param(std::size_t param_index, std::size_t num_params) {
   return UserError(
       "parameter index " + std::to_string(param_index) + " is out of range: the reducer has " +

@@ -59,6 +59,8 @@ UserError grads_taken_away(const Where& where, const std::vector<std::string>& n
 // A call that is only allowed between steps.
 UserError inside_backward(const Where& where, const std::string& call);
 
+UserError deleted_before_backward(const Where& where, const std::string& module_name);
+
 // Invalid arguments of callers that bypass the Python wrapper, which checks its arguments.
 UserError no_such_param(std::size_t param_index, std::size_t num_params);
 UserError not_positive(const std::string& what, int64_t value);

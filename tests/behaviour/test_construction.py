@@ -349,20 +349,6 @@ def test_nothing_is_left_behind(ranks, explicitly):
     ranks(2).run(_nothing_is_left_behind, explicitly)
 
 
-def _dropped_before_backward() -> None:
-    """The wrapper is dropped between forward and backward. The backward is then local."""
-    module = nn.Linear(4, 4)
-    loss = ReducerDDP(module)(torch.ones(2, 4)).sum()
-    gc.collect()
-    if dist.get_rank() == 0:
-        loss.backward()
-        assert torch.equal(module.bias.grad, torch.full((4,), 2.0))
-
-
-def test_wrapper_dropped_before_backward(ranks):
-    ranks(2).run(_dropped_before_backward)
-
-
 def _two_groups() -> None:
     """A subgroup averages over its own members only."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2])]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -78,7 +79,18 @@ def _run_torch_test(rank: int, folder: str, name: str) -> None:
     case = Case(name)
     case.rank = rank
     case.file_name = f"{folder}/group"
-    getattr(case, name)()
+    with mock.patch.object(dist, "init_process_group", _init_on_all(dist.init_process_group)):
+        getattr(case, name)()
+
+
+def _init_on_all(init: Callable[..., None]) -> Callable[..., None]:
+    """As ``init``, and waits until all ranks have the group: a call of another rank may need it."""
+
+    def init_and_meet(*args: Any, **kwargs: Any) -> None:
+        init(*args, **kwargs)
+        dist.barrier()
+
+    return init_and_meet
 
 
 @pytest.mark.parametrize("name", TORCH_TESTS)

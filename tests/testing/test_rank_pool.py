@@ -107,8 +107,13 @@ def _die_soon_on_rank_1() -> None:
 
 
 def _interrupted(pool: RankPool) -> None:
-    threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
-    pool.run(_return_late)
+    # A shell lets its background processes ignore the signal.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
+        pool.run(_return_late)
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _dead_before_the_call(pool: RankPool) -> None:

@@ -1,0 +1,76 @@
+"""A wrapper that is deleted between a forward and its backward."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ddpx
+from ddpx import ReducerDDP
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "views": {"gradient_as_bucket_view": True},
+    "unused": {"find_unused_parameters": True},
+    "static": {"static_graph": True},
+    "sum": {"average": "sum"},
+}
+
+
+def _loss_of_deleted(module: nn.Module, local: bool = False, **options: Any) -> torch.Tensor:
+    model = ReducerDDP(module, **options)
+    with model.no_sync() if local else nullcontext():
+        loss = model(torch.full((1, 1), 1.0 + dist.get_rank())).sum()
+    del model
+    gc.collect()
+    return loss
+
+
+def _check(mode: str) -> None:
+    module = nn.Linear(1, 1, bias=False)
+    loss = _loss_of_deleted(module, **MODES[mode])
+    torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"rank \d.* the wrapper of Linear was deleted"):
+            loss.backward(retain_graph=True)
+        assert module.weight.grad is None
+    _loss_of_deleted(module, local=True, **MODES[mode]).backward()
+    assert module.weight.grad.item() == 1.0 + dist.get_rank()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_backward_raises(ranks, mode):
+    """DDP keeps gradients local: in default mode silently."""
+    ranks(2).run(_check, mode)
+
+
+def _check_where_nothing_is_lost() -> None:
+    """Another wrapper averages, no other rank exists, or the script has ended the averages."""
+    module = nn.Linear(1, 1, bias=False)
+    model = ReducerDDP(module)
+    loss = model(torch.full((1, 1), 1.0 + dist.get_rank())).sum()
+    model = ReducerDDP(module)
+    loss.backward()
+    assert module.weight.grad.item() == 1.5
+    del model
+    gc.collect()
+    module.zero_grad()
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    _loss_of_deleted(module, process_group=alone).backward()
+    assert module.weight.grad.item() == 1.0 + dist.get_rank()
+    module.zero_grad()
+    loss = ddpx.replicate(module)(torch.full((1, 1), 1.0 + dist.get_rank())).sum()
+    ddpx.unreplicate(module)
+    gc.collect()
+    loss.backward()
+    assert module.weight.grad.item() == 1.0 + dist.get_rank()
+
+
+def test_a_backward_that_loses_nothing(ranks):
+    ranks(2).run(_check_where_nothing_is_lost)
