@@ -137,7 +137,9 @@ class _Large(nn.Module):
 
 def _measure(wrap: Callable[[nn.Module], nn.Module], dtype: torch.dtype, num_large: int) -> Cost:
     # Torch keeps a bucket of the last step of DDP in this process until the step of a wrapper.
-    ReducerDDP(nn.Linear(1, 1).to("late"))(torch.ones(1, 1, device="late")).sum().backward()
+    model = ReducerDDP(nn.Linear(1, 1).to("late"))
+    model(torch.ones(1, 1, device="late")).sum().backward()
+    del model
     gc.collect()  # modules of earlier measurements hold memory
     _drop_tensors_of_collectives()
     assert controls().memory_in_use(0) == 0

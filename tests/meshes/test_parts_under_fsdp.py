@@ -26,7 +26,8 @@ def _check_refusal(use_orig_params: bool) -> None:
     assert all(map(torch.equal, before, module.parameters()))
     names = [name for name, _ in part.named_parameters(prefix="0")]
     ReducerDDP._set_params_and_buffers_to_ignore_for_model(module, names)
-    ReducerDDP(module)(torch.ones(3, 4)).sum().backward()
+    model = ReducerDDP(module)
+    model(torch.ones(3, 4)).sum().backward()
     assert all(map(torch.equal, before, module.parameters()))
 
 
