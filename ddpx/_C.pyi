@@ -495,7 +495,7 @@ class Reducer:
         All settings stay.
         """
     def check_can_yield(self) -> None:
-        """Raises what ``yield_to()`` would raise: within a backward, and before its end."""
+        """Raises the error that ``yield_to()`` would raise. The reducer does not yield."""
     def take_back(self) -> None:
         """Averages the parameters again. The other reducers must yield."""
     @property

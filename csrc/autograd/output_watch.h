@@ -19,7 +19,8 @@ namespace ddpx {
 
 struct WatchedOutput;
 
-// Why no backward of any watched output may run any more.
+// The error of each synchronized backward that reaches a watched output after the observer was
+// destroyed. Without set(), such a backward raises nothing.
 class Abandonment {
  public:
   void set(UserError error) {

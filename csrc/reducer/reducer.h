@@ -168,7 +168,7 @@ class Reducer final : public GradListener,
   // settings stay. UserError within a backward, and if the last backward did not end.
   void yield_to(Reducer& owner);
 
-  // Raises what yield_to() would raise, and changes nothing else.
+  // Raises the error that yield_to() would raise. The reducer does not yield.
   void check_can_yield();
 
   // This reducer averages its params again. The caller makes the other reducers yield.

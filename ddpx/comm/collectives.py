@@ -1,8 +1,10 @@
-"""Collective calls that wait for their end. An error names the lost ranks."""
+"""Collective calls that wait for their end, and tensors that share a call. An error names the lost
+ranks."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,3 +59,24 @@ def _all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Te
     work = dist.all_gather(gathered, tensor, group=group, async_op=True)
     health.wait_for(work, group, tensor.device)
     return gathered
+
+
+def flattened_together(
+    tensors: Sequence[torch.Tensor], most_bytes: int
+) -> Iterator[list[torch.Tensor]]:
+    """Splits tensors into lists of one dtype and device, and of at most ``most_bytes``.
+
+    A larger tensor has a list of its own.
+    """
+    for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
+        together: list[torch.Tensor] = []
+        num_bytes = 0
+        for tensor in tensors:
+            if (tensor.dtype, tensor.device) != kind:
+                continue
+            num_bytes += tensor.nbytes
+            if together and num_bytes > most_bytes:
+                yield together
+                together, num_bytes = [], tensor.nbytes
+            together.append(tensor)
+        yield together

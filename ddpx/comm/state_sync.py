@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -47,7 +47,7 @@ def _broadcast_dense(
     if not all(_C.needs_abort_polling(group, tensor.device) for tensor in tensors):
         _broadcast_coalesced(tensors, group, source, most_bytes)
         return
-    for together in _flattened_together(tensors, most_bytes):
+    for together in collectives.flattened_together(tensors, most_bytes):
         _broadcast_flat(together, group, source)
 
 
@@ -61,27 +61,6 @@ def _broadcast_coalesced(
     for tensor, values in zip(tensors, sent, strict=True):
         if values is not tensor:
             tensor.copy_(values)
-
-
-def _flattened_together(
-    tensors: Sequence[torch.Tensor], most_bytes: int
-) -> Iterator[list[torch.Tensor]]:
-    """Splits tensors into lists of one dtype and of at most ``most_bytes``.
-
-    A larger tensor has a list of its own.
-    """
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        together: list[torch.Tensor] = []
-        num_bytes = 0
-        for tensor in tensors:
-            if tensor.dtype is not dtype:
-                continue
-            num_bytes += tensor.nbytes
-            if together and num_bytes > most_bytes:
-                yield together
-                together, num_bytes = [], tensor.nbytes
-            together.append(tensor)
-        yield together
 
 
 def _broadcast_flat(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, source: int) -> None:

@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map
 
 from ddpx import ReducerDDP
-from ddpx.comm import state_sync
+from ddpx.comm import collectives
 
 warnings.filterwarnings("ignore", category=UserWarning)  # these layouts are in beta state
 
@@ -293,7 +293,7 @@ def test_tensors_that_share_a_broadcast():
     """A broadcast has tensors of one dtype and of at most 8 bytes, or one larger tensor."""
     sizes = [(3, torch.float32), (1, torch.float64), *[(1, torch.float32)] * 5]
     tensors = [torch.empty(size, dtype=dtype) for size, dtype in sizes]
-    together = state_sync._flattened_together(tensors, 8)
+    together = collectives.flattened_together(tensors, 8)
     assert [[each.nbytes for each in group] for group in together] == [
         [12],
         [4, 4],

@@ -58,7 +58,6 @@ def _several(count: int, local: bool) -> Callable[[], None]:
     wrapper = ReducerDDP(_OneParam())
 
     def run() -> None:
-        losses = []
         with wrapper.no_sync():
             for _ in range(count if local else 0):
                 wrapper().backward()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from ddpx.comm.collectives import all_reduce
+from ddpx.comm.collectives import all_reduce, flattened_together
 from ddpx.comm.process_group import world_size
 from ddpx.params.dtensors import local_part
 
@@ -89,37 +89,19 @@ def _summand(
 
 def _add_over_ranks(summands: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
     """Replaces each tensor by its sum over ranks. Small dense tensors share collective calls."""
-    batches: dict[tuple[torch.dtype, torch.device], _Batch] = {}
+    dense = []
     for summand in summands:
         if summand.is_sparse:
             all_reduce(summand, group)
+        else:
+            dense.append(
+                local_part(torch.view_as_real(summand) if summand.is_complex() else summand)
+            )
+    for together in flattened_together(dense, _CALL_BYTES):
+        if len(together) == 1:
+            all_reduce(together[0], group)
             continue
-        real = local_part(torch.view_as_real(summand) if summand.is_complex() else summand)
-        if real.nbytes >= _CALL_BYTES:
-            all_reduce(real, group)
-            continue
-        kind = real.dtype, real.device
-        batch = batches.setdefault(kind, _Batch())
-        batch.add(real)
-        if batch.num_bytes >= _CALL_BYTES:
-            batches.pop(kind).all_reduce(group)
-    for batch in batches.values():
-        batch.all_reduce(group)
-
-
-class _Batch:
-    """Dense tensors of one dtype and device that one collective call adds over ranks."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._tensors: list[torch.Tensor] = []
-
-    def add(self, tensor: torch.Tensor) -> None:
-        self._tensors.append(tensor)
-        self.num_bytes += tensor.nbytes
-
-    def all_reduce(self, group: dist.ProcessGroup) -> None:
-        flat = all_reduce(torch.cat([tensor.reshape(-1) for tensor in self._tensors]), group)
-        parts = flat.split([tensor.numel() for tensor in self._tensors])
-        for tensor, part in zip(self._tensors, parts, strict=True):
+        flat = all_reduce(torch.cat([tensor.reshape(-1) for tensor in together]), group)
+        parts = flat.split([tensor.numel() for tensor in together])
+        for tensor, part in zip(together, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
