@@ -11,6 +11,7 @@
 #include "../buckets/param_grad.h"
 #include "../comm/builtin_hooks.h"
 #include "../health_c10d/group_monitor.h"
+#include "../reducer/all_reduce_times.h"
 #include "../reducer/capture_checks.h"
 #include "../reducer/configure.h"
 #include "../reducer/reducer.h"
@@ -170,12 +171,7 @@ void bind_reducer(py::module_& module) {
           NoGil())
       .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def("use_buckets", &Reducer::use_buckets, py::arg("buckets"), NoGil())
-      .def(
-          "time_all_reduces",
-          &Reducer::time_all_reduces,
-          py::arg("num_bytes"),
-          py::arg("repeats"),
-          NoGil())
+      .def("time_all_reduces", &time_all_reduces, py::arg("num_bytes"), py::arg("repeats"), NoGil())
       .def(
           "watch_outputs",
           &Reducer::watch_outputs,
@@ -200,8 +196,11 @@ void bind_reducer(py::module_& module) {
       .def("reset", &Reducer::reset, NoGil())
       .def("set_static_graph", &Reducer::set_static_graph, NoGil())
       .def("set_divisor", &set_divisor, py::arg("divisor"), NoGil())
-      .def("announce_joined_step", &Reducer::announce_joined_step, py::arg("averages"), NoGil())
-      .def("leave_join", &Reducer::leave_join)
+      .def(
+          "announce_joined_step",
+          [](Reducer& reducer, bool averages) { reducer.join().announce(averages); },
+          py::arg("averages"))
+      .def("leave_join", [](Reducer& reducer) { reducer.join().leave(); })
       .def("set_sample_rate", &set_sample_rate, py::arg("sample_rate"), NoGil())
       .def(
           "set_collective",

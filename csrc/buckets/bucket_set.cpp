@@ -14,6 +14,19 @@ bool shares_memory(const at::Tensor& grad, const Slot& slot) {
   return grad.defined() && grad.has_storage() && grad.is_alias_of(slot.view);
 }
 
+// Each gradient that lies in the bucket becomes make(gradient), in other memory.
+template <typename Function>
+void replace_grads(
+    const Bucket& bucket, const std::vector<at::Tensor>& params, const Function& make) {
+  const NormalTensors normal;
+  for (const auto& slot : bucket.slots()) {
+    const auto& param = params[slot.param_index];
+    if (shares_memory(grad_of(param), slot)) {
+      replace_grad(param, make(grad_of(param)));
+    }
+  }
+}
+
 }  // namespace
 
 void BucketSet::install(BucketPlan plan, std::vector<Bucket> buckets) {
@@ -35,16 +48,9 @@ void BucketSet::free_memory() {
 }
 
 void BucketSet::move_out_grads(const std::vector<at::Tensor>& params) {
-  const NormalTensors normal;
   for (const auto& bucket : buckets_) {
-    if (!bucket.can_hold_grads() || !bucket.has_memory()) {
-      continue;
-    }
-    for (const auto& slot : bucket.slots()) {
-      const auto& param = params[slot.param_index];
-      if (shares_memory(grad_of(param), slot)) {
-        replace_grad(param, grad_of(param).clone());
-      }
+    if (bucket.can_hold_grads() && bucket.has_memory()) {
+      replace_grads(bucket, params, [](const at::Tensor& grad) { return grad.clone(); });
     }
   }
 }
@@ -61,16 +67,9 @@ void BucketSet::take_grads(const std::vector<at::Tensor>& params) {
 }
 
 void BucketSet::clear_in_flight(const std::vector<at::Tensor>& params) {
-  const NormalTensors normal;
   for (const auto& bucket : buckets_) {
-    if (!bucket.in_flight() || !bucket.can_hold_grads()) {
-      continue;
-    }
-    for (const auto& slot : bucket.slots()) {
-      const auto& param = params[slot.param_index];
-      if (shares_memory(grad_of(param), slot)) {
-        replace_grad(param, at::zeros_like(grad_of(param)));
-      }
+    if (bucket.can_hold_grads() && bucket.in_flight()) {
+      replace_grads(bucket, params, [](const at::Tensor& grad) { return at::zeros_like(grad); });
     }
   }
 }

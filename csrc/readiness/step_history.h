@@ -8,6 +8,7 @@
 
 #include "arrival_order.h"
 #include "arrival_tracker.h"
+#include "forward_grads.h"
 #include "param_use.h"
 
 namespace ddpx {
@@ -16,7 +17,7 @@ namespace ddpx {
 struct StepHistory {
   // `rebuilds`: buckets are to be rebuilt by the order of arrival.
   StepHistory(std::size_t num_params, c10::Device device, GraphMode mode, bool rebuilds)
-      : arrivals(num_params, mode), order(num_params, rebuilds), use(num_params, device) {}
+      : arrivals(num_params, mode), order(num_params, rebuilds), use(num_params, device), forward(num_params) {}
 
   // Forgets all steps. The prediction of unused params stays.
   void start_over(c10::Device device, GraphMode mode, bool rebuilds) {
@@ -25,6 +26,7 @@ struct StepHistory {
     order = ArrivalOrder(num_params, rebuilds);
     use.forget(device);
     use.static_use_known = false;
+    forward.restart();
   }
 
   // These params have arrived in the step. The arrival order of the first step determines the
@@ -50,6 +52,7 @@ struct StepHistory {
   ArrivalHistory arrivals;
   ArrivalOrder order;
   ParamUse use;
+  ForwardGrads forward;
   bool had_forward = false;  // on this rank, or on its peers in a join() context
 };
 

@@ -12,7 +12,7 @@ namespace ddpx {
 // In a join() context, a rank without inputs makes the calls of a step, so that the other ranks can
 // make theirs. The rank sends zeros, and keeps its gradients. The whole step runs in one call.
 //
-// Owned by Reducer::shadow_step(), under the mutex of the context.
+// Owned by StepRunner::run_empty(), under the mutex of the context.
 class EmptyStep {
  public:
   // `context` must outlive the step.

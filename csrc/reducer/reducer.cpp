@@ -31,8 +31,8 @@ std::shared_ptr<Reducer> Reducer::create(
 Reducer::Reducer(Params params, ReducerOptions options, std::shared_ptr<Collective> collective)
     : for_watchdog_(std::make_shared<Revocable<Reducer>>(this)),
       context_(std::move(params), std::move(options), std::move(collective)),
-      forward_(context_.params.size()),
-      forward_streams_(context_.params.devices()) {
+      steps_(context_, dist_grads_),
+      accumulated_(context_, dist_grads_) {
   context_.replace_buckets(context_.buckets.plan());
 }
 
@@ -53,7 +53,7 @@ Reducer::~Reducer() {
 
 // A backward of the last forward would leave gradients local.
 void Reducer::abandon_outputs() noexcept {
-  if (!forward_.awaits_backward() || has_yielded() || !context_.communicates()) {
+  if (!context_.history.forward.awaits_backward() || has_yielded() || !context_.communicates()) {
     return;
   }
   try {
@@ -74,12 +74,12 @@ void Reducer::publish_to(std::shared_ptr<health::Monitor> monitor) {
       std::move(peers), context_.params.devices(), context_.progress.num_steps);
   context_.guard = health::StepGuard(std::move(monitor));
   context_.publish_bucket_names();
-  emit(StepEvent::kIdle);
+  context_.emit(StepEvent::kIdle);
 }
 
 void Reducer::check_idle(const char* call) {
-  check_not_pending(call);
-  recover_if_failed();
+  steps_.check_not_pending(call);
+  steps_.recover_if_failed();
   if (context_.progress.phase != Phase::kIdle) {
     throw errors::inside_backward(context_.where(), call);
   }
@@ -134,7 +134,7 @@ bool Reducer::prepare_forward(bool captured) {
       context_.progress.phase == Phase::kFinalized) {
     return false;  // a forward within a backward, as checkpointing of the wrapper makes
   }
-  forward_streams_.remember();
+  steps_.remember_streams();
   check_peers(context_);
   check_params(context_, weak_from_this());
   const auto diverged = context_.script_grads.taken.pop_changed(context_.params.leaves());
@@ -151,8 +151,8 @@ bool Reducer::prepare_forward(bool captured) {
         "averages the gradients itself, or if it changes parameters by something else, call "
         "torch.autograd.grad() inside model.no_sync().");
   }
-  const auto never_came = forward_.never_came();
-  forward_.restart();
+  const auto never_came = context_.history.forward.never_came();
+  context_.history.forward.restart();
   if (!never_came.empty()) {
     context_.raise(
         errors::params_without_gradient(
@@ -166,41 +166,120 @@ bool Reducer::prepare_forward(bool captured) {
   }
   context_.history.had_forward = true;
   context_.observer.collect();
-  emit(StepEvent::kForwardBegin);
-  return rebuild_if_due();
+  context_.emit(StepEvent::kForwardBegin);
+  return steps_.rebuild_if_due();
 }
 
 void Reducer::begin_forward() {
   const auto lock = lock_after_abort();
-  emit(StepEvent::kModuleForwardBegin);
+  context_.emit(StepEvent::kModuleForwardBegin);
+}
+
+bool Reducer::rebuild_buckets() {
+  const auto lock = lock_after_abort();
+  steps_.check_not_pending("_rebuild_buckets()");
+  steps_.recover_if_failed();
+  return context_.progress.phase == Phase::kIdle && steps_.rebuild_if_due();
 }
 
 void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_replaced) {
   const auto lock = lock_after_abort();
-  emit(StepEvent::kForwardEnd);
-  const bool may_be_local = params_replaced && joined_step_ != JoinedStep::kAverages;
+  context_.emit(StepEvent::kForwardEnd);
+  const bool may_be_local = params_replaced && !join_.averages();
   const auto averaging = may_be_local ? ForwardSync::kReplaced : ForwardSync::kOn;
   if (sync_enabled_) {
-    forward_.await_backward();
+    context_.history.forward.await_backward();
   }
   const auto forward = sync_enabled_ ? averaging : ForwardSync::kOff;
-  count_weight(outputs_.watch(outputs, forward, weak_from_this()));
+  accumulated_.count_weight(outputs_.watch(outputs, forward, weak_from_this()));
 }
 
-// ---- between steps -----------------------------------------------------------------------------
+void Reducer::set_weight(double number) {
+  const auto lock = lock_after_abort();
+  accumulated_.set_weight(number);
+}
+
+void Reducer::set_weight(const at::Tensor& tensor) {
+  const auto lock = lock_after_abort();
+  accumulated_.set_weight(tensor);
+}
 
 void Reducer::prepare_for_backward() {
   const auto lock = lock_after_abort();
   check_outside_backward("prepare_for_backward()");
-  check_not_pending("prepare_for_backward()");
-  if (joined_step_ == JoinedStep::kLocal || joined_step_ == JoinedStep::kUnannounced) {
-    throw context_.error(
-        "prepare_for_backward() was called in a join() context, without a forward outside "
-        "no_sync() before it. Ranks without inputs learn at forward whether a step averages "
-        "gradients. Run the last forward of the step outside no_sync().");
-  }
+  steps_.check_not_pending("prepare_for_backward()");
+  join_.check_prepare(context_);
   backward_sync_.prepare();
   context_.params.add_pre_hooks(weak_from_this());
+}
+
+// ---- the end of a step by the script ------------------------------------------------------------
+
+void Reducer::shadow_step() {
+  const auto lock = lock_after_abort();
+  const ExclusiveMutex::Occupation occupation(context_.mutex);
+  steps_.recover_if_failed();
+  check_peers(context_);
+  check_idle("join()");
+  steps_.run_empty();
+}
+
+void Reducer::finalize_backward() {
+  std::function<void()> after_sync;
+  {
+    const auto lock = context_.mutex.lock_when([this] {
+      return !awaits_abort() &&
+             (context_.progress.phase == Phase::kFinalizing || !context_.mutex.occupied_by_other());
+    });
+    // The backward of a watched output runs, and no gradient has come yet.
+    const bool begins = context_.progress.phase == Phase::kIdle && sync_enabled_ &&
+                        !scope_.empty() && backward_sync_.output_reached();
+    steps_.check_can_finalize(begins);
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
+    steps_.finalize(!scope_.empty(), backward_sync_.output_reached(), outputs_);
+    after_sync = after_sync_;
+  }
+  call_after_sync(after_sync);
+}
+
+// Ends what an earlier backward has left behind. UserError if that backward did not end, or if its
+// step awaits finalize_backward().
+void Reducer::settle(const char* call) {
+  steps_.check_not_pending(call);
+  steps_.recover_if_failed();
+  if (context_.progress.phase == Phase::kCollecting && scope_.empty() &&
+      !running_task::in_backward()) {
+    steps_.drop_incomplete();
+  }
+}
+
+void Reducer::reset() {
+  const auto lock = lock_after_abort();
+  check_outside_backward("reset()");
+  backward_sync_ = {};
+  context_.history.forward.end_forward();
+  context_.script_grads.taken.clear();
+  accumulated_.forget_weights();
+  steps_.reset();
+}
+
+// ---- between steps ------------------------------------------------------------------------------
+
+void Reducer::set_manual_finalization(bool required) {
+  const auto lock = lock_between_steps();
+  if (required == context_.settings.manual_finalization) {
+    return;
+  }
+  steps_.check_not_pending("a change of require_manual_backward_finalization");
+  steps_.recover_if_failed();
+  if (context_.progress.phase != Phase::kIdle || context_.history.forward.awaits_backward() ||
+      !scope_.empty()) {
+    context_.raise(
+        "require_manual_backward_finalization cannot be changed after forward while a backward "
+        "pass is expected or in progress. Set it before forward or after backward finalization. If "
+        "the last forward has no backward, call model.reset() first.");
+  }
+  context_.settings.manual_finalization = required;
 }
 
 void Reducer::set_static_graph() {
@@ -216,7 +295,6 @@ void Reducer::set_static_graph() {
         "backward of this wrapper has ended already. Pass static_graph=True when wrapping.");
   }
   context_.start_over(GraphMode::kStatic, context_.collective, context_.progress.num_steps);
-  forward_.restart();
 }
 
 void Reducer::set_collective(
@@ -230,33 +308,31 @@ void Reducer::set_collective(
     check_idle("_update_process_group()");
   }
   before = context_.collective;
-  if (context_.progress.phase == Phase::kFailed) {
-    // As recover(), but before the buckets are replaced: this reads the gradients in them.
-    context_.buckets.wait_for_streams();
-    if (!context_.params.device().is_cpu()) {
-      context_.buckets.clear_in_flight(context_.params.tensors());
-    }
-  }
-  context_.start_over(
-      context_.options.mode,
-      std::move(collective),
-      num_steps.value_or(context_.progress.num_steps));
-  forward_.restart();
-  context_.progress.awaited.move_to(context_.progress.num_steps);
+  steps_.move_to(std::move(collective), num_steps.value_or(context_.progress.num_steps));
   publish_to(std::move(monitor));
-  recover_if_failed();
+  steps_.recover_if_failed();
+}
+
+void Reducer::use_buckets(std::vector<std::vector<std::size_t>> buckets) {
+  const auto lock = lock_after_abort();
+  check_idle("use_buckets()");  // no backward of this wrapper runs, but for the end of one
+  if (!scope_.empty()) {
+    throw errors::inside_backward(context_.where(), "use_buckets()");
+  }
+  auto plan = BucketPlan::listed(context_.params.metas(), std::move(buckets));
+  steps_.rebuild([&] { return std::move(plan); });
 }
 
 void Reducer::remove_hooks() {
   const auto lock = lock_after_abort();
-  check_not_pending("_remove_autograd_hooks()");
-  recover_if_failed();
+  steps_.check_not_pending("_remove_autograd_hooks()");
+  steps_.recover_if_failed();
   if (context_.progress.phase != Phase::kIdle || in_backward()) {
     throw context_.error(
         "hooks cannot be removed while a backward runs. Remove the hooks between steps.");
   }
   context_.params.remove_hooks();
-  forward_.restart();  // no later gradient is seen
+  context_.history.forward.restart();  // no later gradient is seen
 }
 
 void Reducer::set_after_sync(std::function<void()> after_sync) {
@@ -266,8 +342,8 @@ void Reducer::set_after_sync(std::function<void()> after_sync) {
 
 std::vector<std::string> Reducer::missing_params() {
   const auto lock = context_.mutex.try_lock();
-  return lock && context_.progress.phase == Phase::kCollecting && step_
-             ? context_.params.names_of(step_->missing())
+  return lock && context_.progress.phase == Phase::kCollecting && steps_.step()
+             ? context_.params.names_of(steps_.step()->missing())
              : std::vector<std::string>();
 }
 

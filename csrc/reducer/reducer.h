@@ -17,29 +17,22 @@
 #include "../autograd/backward_sync.h"
 #include "../autograd/dist_grads.h"
 #include "../autograd/output_watch.h"
-#include "../readiness/forward_grads.h"
+#include "accumulated_grads.h"
 #include "context.h"
-#include "forward_streams.h"
+#include "join_announcement.h"
 #include "reducer_state.h"
 #include "revocable.h"
-#include "step.h"
+#include "step_runner.h"
 
 namespace ddpx {
 
-// The announcement of the forwards since the last averaged backward, in a join() context, to ranks
-// that have run out of inputs.
-enum class JoinedStep { kOutsideJoin, kUnannounced, kLocal, kAverages };
-
-// Connects autograd to the steps: begins a step at the first gradient of a synchronized backward,
-// passes gradients to the step, and ends the step with the backward. Step does the work of a step;
-// ReducerContext holds what outlives steps.
+// What the script and autograd call. Decides which backwards make a step. StepRunner runs the
+// steps, Step does the work of a step, and ReducerContext holds what outlives steps.
 //
-// The methods of one idea are in one file: reducer_backward.cpp, reducer_unused.cpp,
-// reducer_rebuild.cpp, reducer_failure.cpp, reducer_manual.cpp (manual finalization),
-// reducer_average.cpp (averages other than the mean), reducer_owner.cpp (several reducers of the
-// same params), reducer_join.cpp (uneven inputs) and reducer_plan.cpp (the search of a plan).
-// reducer.cpp has the construction, the forward, and what changes between steps. configure.h has
-// settings and observers. ReducerState has what can be read.
+// reducer_backward.cpp has the calls of autograd, reducer_unused.cpp the prediction of params that
+// a backward does not reach, and reducer_owner.cpp several reducers of the same params. reducer.cpp
+// has the other calls of the script. configure.h has settings and observers. ReducerState has what
+// can be read.
 //
 // Python owns the reducer. Any thread may call a public method, without the GIL. Hooks call from
 // engine threads. Each method takes the mutex of the context (see ExclusiveMutex), except the
@@ -104,13 +97,9 @@ class Reducer final : public GradListener,
   // within a backward, and in a join() context without a forward that averages.
   void prepare_for_backward();
 
-  // In a join() context, a forward has announced to ranks without inputs whether its backward
-  // averages. A backward that does otherwise raises.
-  void announce_joined_step(bool averages);
-
-  // The join() context has ended. Takes no lock.
-  void leave_join() {
-    joined_step_ = JoinedStep::kOutsideJoin;
+  // Takes no lock.
+  JoinAnnouncement& join() {
+    return join_;
   }
 
   // Makes the collective calls of a step in which this rank has no gradients and wants none, so
@@ -144,23 +133,17 @@ class Reducer final : public GradListener,
       std::optional<int64_t> num_steps = std::nullopt,
       std::shared_ptr<health::Monitor> monitor = nullptr);
 
-  // Makes a reducer whose last step failed ready again. UserError within a backward.
-  void reset();
-
-  // Takes all hooks off the params: no later backward is synchronized. UserError within a backward.
-  void remove_hooks();
-
-  // ---- the search of a plan, see reducer_plan.cpp ----
-
   // From the next step on, buckets have these params, by index and in this order, until another
   // plan is used or the group changes. Every rank passes the same buckets at the same step.
   // UserError within a backward, but not in `after_sync`. InternalError if BucketPlan refuses the
   // plan.
   void use_buckets(std::vector<std::vector<std::size_t>> buckets);
 
-  // The times in ns of all-reduces of this size in the memory of buckets, one after another. A
-  // collective call.
-  std::vector<int64_t> time_all_reduces(int64_t num_bytes, int repeats);
+  // Makes a reducer whose last step failed ready again. UserError within a backward.
+  void reset();
+
+  // Takes all hooks off the params: no later backward is synchronized. UserError within a backward.
+  void remove_hooks();
 
   // ---- several reducers of the same params: one averages ----
 
@@ -225,84 +208,49 @@ class Reducer final : public GradListener,
   std::vector<std::string> missing_params();
 
   // All of these need the mutex.
-  void emit(StepEvent event, std::size_t index = 0) {
-    context_.emit(event, index);
-  }
   bool awaits_abort() const;
   Lock lock_after_abort() const;
   Lock lock_between_steps() const;
-  void check_idle(const char* call);
   bool in_backward() const;
   void check_outside_backward(const char* call) const;
-  void check_not_pending(const char* call) const;
+  void check_idle(const char* call);
   void settle(const char* call);
+
+  void publish_to(std::shared_ptr<health::Monitor> monitor);
+  void abandon_outputs() noexcept;
+
+  // Several reducers of the same params.
   void settle_to_yield();
   bool has_yielded() const {
     return owner_ && !owner_->expired();
   }
   void reclaim();
+  void check_owner() const;
 
-  // A step.
+  // A gradient, and the end of a backward.
   void keep_local(std::size_t param_index);
   void arrive(std::size_t param_index);
+  void take_grads();
+  void check_averages_cleared();
   void begin_step();
   void begin_empty_step();
-  void end_backward(bool output_reached);
-  void finish_step();
-  void end_step();
   void call_after_sync(const std::function<void()>& after_sync);
 
-  // Manual finalization.
-  void await_finalization(bool output_reached);
-  void check_can_finalize() const;
-  void refuse_grad(std::size_t param_index);
-
+  // Params that a backward does not reach.
   void predict_unused();
   void record_arrival(std::size_t param_index, bool kept_local = false);
   bool reaches_nothing() const;
-  void take_grads();
-  void check_owner() const;
-  void check_joined_step();
-  void check_kept_averages();
-  void check_dist_averages();
-  bool no_grads() const;
-  void mark_grads_cleared();
-  void begin_bypass();
-  bool grads_remain();
-  void forget_weights();
-  void end_loss_if_cleared();
-  void count_weight(WatchedForward forward);
-
-  // The end of a step: params without a gradient.
-  Indices missing_at_end() const;
-  void report_missing(bool output_reached);
-
-  bool rebuild_if_due();
-  // Makes new buckets by the plan that `agree` returns, which is the same on all ranks.
-  void rebuild(const std::function<BucketPlan()>& agree);
-  void publish_to(std::shared_ptr<health::Monitor> monitor);
-  void abandon_outputs() noexcept;
-
-  // A step that broke off.
-  void abandon_step() noexcept;
-  void fail_with(const std::exception& error);
-  void fail(bool recovers = true) noexcept;
-  void break_off();
-  void recover();
-  void recover_if_failed();
-  void recover_in_backward();
 
   const std::shared_ptr<Revocable<Reducer>> for_watchdog_;
   ReducerContext context_;
-  std::optional<Step> step_;  // while a synchronized backward runs or awaits finalize_backward()
+  DistGrads dist_grads_;
+  StepRunner steps_;
+  AccumulatedGrads accumulated_;
   std::atomic<bool> sync_enabled_{true};
-  std::atomic<JoinedStep> joined_step_{JoinedStep::kOutsideJoin};
+  JoinAnnouncement join_;
   BackwardScope scope_;
   BackwardSync backward_sync_;
   OutputWatch outputs_;
-  ForwardGrads forward_;
-  ForwardStreams forward_streams_;
-  DistGrads dist_grads_;
   std::function<void()> after_sync_;
   std::optional<std::weak_ptr<Reducer>> owner_;  // the reducer to which this reducer has yielded
 };

@@ -1,7 +1,4 @@
 // The methods of Reducer for gradients and for the end of a backward.
-#include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
-
 #include <exception>
 
 #include "../autograd/running_task.h"
@@ -18,24 +15,18 @@ void Reducer::on_output_grad(ForwardSync forward) {
   const auto lock = context_.mutex.lock_to_change();
   const auto& params = context_.params;
   if (running_task::runs_whole_graph()) {
-    check_not_pending("a backward");
+    steps_.check_not_pending("a backward");
   }
-  recover_in_backward();
-  emit(StepEvent::kOutputReached);
-  if (!sync_enabled_ && joined_step_ == JoinedStep::kAverages && forward == ForwardSync::kOn &&
-      running_task::runs_whole_graph()) {
-    throw context_.error(
-        "in a join() context, forward ran outside no_sync() and announced to the other ranks that "
-        "this step averages gradients, but backward runs inside no_sync(). Put the forward inside "
-        "no_sync() as well to keep gradients local.");
+  steps_.recover_in_backward();
+  context_.emit(StepEvent::kOutputReached);
+  if (!sync_enabled_ && forward == ForwardSync::kOn && running_task::runs_whole_graph()) {
+    join_.check_local(context_);
   }
   const bool averages = sync_enabled_ && !params.hooks().empty();
   const bool returns_grads = running_task::returns_grads();
-  if (!context_.script_grads.kept.empty() && !returns_grads && !running_task::is_distributed()) {
-    check_kept_averages();
-  }
   if (!returns_grads) {
-    end_loss_if_cleared();
+    check_averages_cleared();
+    accumulated_.end_loss_if_cleared();
   }
   if (averages && returns_grads && (forward != ForwardSync::kOff || backward_sync_.prepared())) {
     take_grads();
@@ -98,7 +89,8 @@ void Reducer::take_grads() {
   }
   for (const auto i : taken) {
     const auto& leaf = params.leaves()[i];
-    context_.script_grads.taken.take(i, leaf, leaf.grad().defined() || forward_.arrived(i));
+    context_.script_grads.taken.take(
+        i, leaf, leaf.grad().defined() || context_.history.forward.arrived(i));
   }
 }
 
@@ -107,14 +99,15 @@ void Reducer::on_grad(std::size_t param_index) {
   if (has_yielded()) {
     return;
   }
-  recover_in_backward();
+  steps_.recover_in_backward();
   if (context_.progress.phase != Phase::kCollecting && context_.progress.phase != Phase::kIdle) {
-    refuse_grad(param_index);
+    steps_.refuse_grad(param_index);
   }
   context_.params.links().pull(param_index);
   const bool is_idle = context_.progress.phase == Phase::kIdle;
   if (is_idle && context_.options.average != Average::kMean && scope_.empty()) {
-    begin_bypass();
+    check_averages_cleared();
+    context_.weights.count_bypass();  // no output was reached
   }
   if (is_idle && (!sync_enabled_ || backward_sync_.local())) {
     keep_local(param_index);
@@ -150,12 +143,14 @@ void Reducer::keep_local(std::size_t param_index) {
 
 void Reducer::arrive(std::size_t param_index) {
   record_arrival(param_index);
-  if (dist_grads_.active()) {
-    dist_grads_.remember_context();
-    dist_grads_.pull(context_.params.leaves()[param_index]);
+  steps_.arrive(param_index);
+}
+
+void Reducer::check_averages_cleared() {
+  if (const auto error = accumulated_.find_averages()) {
+    scope_.track(weak_from_this());  // so that the error is reported as an abort
+    context_.raise(*error);
   }
-  context_.script_grads.early_updates.arrive(param_index, context_.params.leaves()[param_index]);
-  step_->arrive(param_index);
 }
 
 // autograd.grad() takes the gradient of a param away, in the backward that prepare_for_backward()
@@ -181,27 +176,13 @@ void Reducer::begin_step() {
     refuse_capture(context_, sync_enabled_);
   }
   check_params(context_, weak_from_this());
-  check_joined_step();
+  join_.begin_step(context_);
   check_weights(context_);
-  if (c10::GradMode::is_enabled()) {
-    TORCH_WARN_ONCE(
-        "backward(create_graph=True) through ReducerDDP: the gradients are averaged over ranks, "
-        "but the graph of the gradients is local. Second-order gradients will not be averaged. "
-        "Average second-order gradients with ReducerDDP.synchronized_grads().");
-  }
-  context_.observer.collect();
   if (running_task::is_distributed()) {
-    check_dist_averages();
-    dist_grads_.begin(context_.params.leaves());
+    dist_grads_.remember_context();
+    accumulated_.check_dist_averages();
   }
-  context_.params.links().pull_all();
-  step_.emplace(context_);
-  context_.go_to(Phase::kCollecting);
-  emit(StepEvent::kStepBegin);
-  if (!context_.progress.captured) {
-    forward_streams_.wait();
-  }
-  step_->begin();
+  steps_.begin();
 }
 
 // ---- the end of backward ------------------------------------------------------------------------
@@ -228,7 +209,7 @@ void Reducer::on_graph_task_end(int task_id) {
                            context_.progress.phase == Phase::kFinalized;
     backward_sync_.end(sync_enabled_ && (made_step || whole_graph));
     if (context_.progress.phase == Phase::kFinalized) {
-      context_.go_to(Phase::kIdle);
+      steps_.leave_backward();
       return;
     }
     if (context_.progress.phase == Phase::kIdle && expects_grads && sync_enabled_ && whole_graph &&
@@ -241,25 +222,25 @@ void Reducer::on_graph_task_end(int task_id) {
         context_.buckets.forget_streams();
       }
       if (!expects_grads) {
-        emit(StepEvent::kLocalBackwardEnd);
+        context_.emit(StepEvent::kLocalBackwardEnd);
       }
       return;
     }
-    if (running_task::is_nested() && !step_->unfinished().empty()) {
+    if (running_task::is_nested() && !steps_.step()->unfinished().empty()) {
       // The wrapper's forward was bypassed, so the outer task is not tracked. It may bring the
       // rest.
       if (BackwardScope::hook_outer_task(weak_from_this()) ||
-          (!output_reached && !step_->missing().empty())) {
+          (!output_reached && !steps_.step()->missing().empty())) {
         return;
       }
     }
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     if (context_.settings.manual_finalization) {
-      await_finalization(output_reached);
+      steps_.await_finalization(output_reached, outputs_);
       return;
     }
-    end_backward(output_reached);
-    finish_step();
+    steps_.end_backward(output_reached, outputs_);
+    steps_.finish();
     after_sync = after_sync_;
   }
   call_after_sync(after_sync);
@@ -284,50 +265,30 @@ void Reducer::begin_empty_step() {
   try {
     begin_step();
   } catch (const std::exception& error) {
-    fail_with(error);
+    steps_.fail_with(error);
     throw;
   }
 }
 
-// No further gradient of the step will come.
-void Reducer::end_backward(bool output_reached) {
-  emit(StepEvent::kBackwardEnd);
-  context_.go_to(Phase::kFinalizing);
-  report_missing(output_reached);
-}
-
-// Ends the step in phase kFinalizing.
-void Reducer::finish_step() {
-  try {
-    step_->finish();
-  } catch (const std::exception& error) {
-    fail_with(error);
-    throw;
+void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcept {
+  const auto lock = context_.mutex.lock_to_change();
+  const ExclusiveMutex::Occupation occupation(context_.mutex);
+  scope_.leave(task_id);
+  if (!scope_.empty()) {
+    return;
   }
-  const bool in_dist_context = dist_grads_.active();
-  dist_grads_.end(context_.params.leaves(), /*averaged=*/true);
-  forward_.record(step_->arrivals());
-  context_.history.arrivals.learn(step_->arrivals());
-  if (context_.options.average != Average::kMean && !in_dist_context) {
-    context_.script_grads.kept.record(context_.params.leaves());
+  if (backward_sync_.output_reached()) {
+    context_.history.forward.end_forward();  // the script knows of the error
   }
-  const auto error = step_->error();
-  step_.reset();
-  end_step();
-  emit(StepEvent::kStepEnd);
-  context_.count_step();
-  emit(StepEvent::kIdle);
-  // Raised last, when the reducer can be used again.
-  if (error) {
-    context_.guard.publish_fault(error->what());
-    context_.raise(*error);
+  backward_sync_.end(sync_enabled_);
+  steps_.leave_backward();
+  if (context_.progress.phase == Phase::kCollecting) {
+    steps_.abandon();
   }
-}
-
-void Reducer::end_step() {
-  context_.buckets.forget_streams();
-  context_.progress.captured = false;
-  context_.go_to(Phase::kIdle);
+  context_.weights.break_off();
+  if (sync_enabled_) {
+    context_.guard.publish_fault(cause);
+  }
 }
 
 }  // namespace ddpx

@@ -36,7 +36,7 @@ void Reducer::check_can_yield() {
 void Reducer::yield_to(Reducer& owner) {
   const auto lock = lock_after_abort();
   settle_to_yield();
-  forward_.end_forward();  // the owner gets these gradients
+  context_.history.forward.end_forward();  // the owner gets these gradients
   owner_ = owner.weak_from_this();
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "reducer/all_reduce_times.h"
 #include "replica.h"
 
 namespace ddpx {
@@ -96,7 +97,7 @@ TEST(ReducerPlan, APlanIsRefusedBeforeTheFirstGradientOfABackward) {
 TEST(ReducerPlan, TimedAllReducesAreCollectiveCalls) {
   Replica replica;
   replica.learn();
-  const auto times = replica.reducer->time_all_reduces(/*num_bytes=*/4096, /*repeats=*/3);
+  const auto times = time_all_reduces(*replica.reducer, /*num_bytes=*/4096, /*repeats=*/3);
   EXPECT_EQ(times.size(), 3U);
   ASSERT_EQ(replica.collective->all_reduces().size(), 3U);
   EXPECT_EQ(replica.collective->all_reduces()[0].tensor.nbytes(), 4096U);

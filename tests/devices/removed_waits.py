@@ -160,32 +160,32 @@ PROOFS = (
     Proof(
         "the packing of unused gradients on another device waits for the stream of the caller",
         "STREAM",
-        ("ddpx::Reducer::begin_step", "!ddpx::Step::begin"),
+        ("ddpx::StepRunner::begin", "!ddpx::Step::begin"),
         _pairs(two_device_cases.leave_the_second_device_unused),
     ),
     Proof(
         "with mixed precision, casts after a backward that raised wait for the gradients",
         "STREAM",
-        ("ddpx::StreamSet::wait", "ddpx::Reducer::recover"),
+        ("ddpx::StreamSet::wait", "ddpx::StepRunner::recover"),
         _as_on_cpu(kept_grad_cases.aborted_in_mixed_precision, False),
     ),
     Proof(
         "the same, where the gradients' bucket was launched",
         "STREAM",
-        ("ddpx::StreamSet::wait", "ddpx::Reducer::recover"),
+        ("ddpx::StreamSet::wait", "ddpx::StepRunner::recover"),
         _as_on_cpu(kept_grad_cases.aborted_in_mixed_precision, True),
         slow="copy_",
     ),
     Proof(
         "with views, copies into new buckets after a backward that raised wait for the gradients",
         "STREAM",
-        ("ddpx::StreamSet::wait", "ddpx::Reducer::recover"),
+        ("ddpx::StreamSet::wait", "ddpx::StepRunner::recover"),
         _as_on_cpu(kept_grad_cases.aborted_with_views),
     ),
     Proof(
         "with views, autograd adds to a gradient behind its move after a backward that raised",
         "STREAM",
-        ("ddpx::Reducer::recover_in_backward", "!ddpx::StreamSet::wait"),
+        ("ddpx::StepRunner::recover_in_backward", "!ddpx::StreamSet::wait"),
         _as_on_cpu(kept_grad_cases.kept_after_an_abort),
     ),
     Proof(

@@ -1,11 +1,10 @@
-// The methods of Reducer for manual finalization: finalize_backward() ends a step.
+// The methods of StepRunner for manual finalization: finalize() ends a step.
 //
-// The end of backward makes all calls that peers wait for. So ranks may call finalize_backward() at
+// The end of backward makes all calls that peers wait for. So ranks may call finalize() at
 // different places between collective calls of the script.
 #include <exception>
-#include <functional>
 
-#include "reducer.h"
+#include "step_runner.h"
 
 namespace ddpx {
 namespace {
@@ -28,56 +27,8 @@ UserError buckets_not_ready(
 
 }  // namespace
 
-void Reducer::set_manual_finalization(bool required) {
-  const auto lock = lock_between_steps();
-  if (required == context_.settings.manual_finalization) {
-    return;
-  }
-  check_not_pending("a change of require_manual_backward_finalization");
-  recover_if_failed();
-  if (context_.progress.phase != Phase::kIdle || forward_.awaits_backward() || !scope_.empty()) {
-    context_.raise(
-        "require_manual_backward_finalization cannot be changed after forward while a backward "
-        "pass is expected or in progress. Set it before forward or after backward finalization. If "
-        "the last forward has no backward, call model.reset() first.");
-  }
-  context_.settings.manual_finalization = required;
-}
-
-void Reducer::finalize_backward() {
-  std::function<void()> after_sync;
-  {
-    const auto lock = context_.mutex.lock_when([this] {
-      return !awaits_abort() &&
-             (context_.progress.phase == Phase::kFinalizing || !context_.mutex.occupied_by_other());
-    });
-    check_can_finalize();
-    const ExclusiveMutex::Occupation occupation(context_.mutex);
-    const auto stay_in_backward = [this] {
-      if (!scope_.empty() && context_.progress.phase == Phase::kIdle) {
-        context_.go_to(Phase::kFinalized);
-      }
-    };
-    if (context_.progress.phase == Phase::kReady) {
-      context_.go_to(Phase::kFinalizing);
-    } else {
-      context_.buckets.wait_for_streams();
-      end_backward(backward_sync_.output_reached());
-    }
-    try {
-      finish_step();
-    } catch (...) {
-      stay_in_backward();
-      throw;
-    }
-    stay_in_backward();
-    after_sync = after_sync_;
-  }
-  call_after_sync(after_sync);
-}
-
 // The first sentences of these errors have torch's words: scripts and tests look for them.
-void Reducer::check_can_finalize() const {
+void StepRunner::check_can_finalize(bool begins) const {
   const auto where = context_.where();
   if (!context_.settings.manual_finalization) {
     throw errors::at(
@@ -87,9 +38,6 @@ void Reducer::check_can_finalize() const {
         "before forward, or leave the call out.");
   }
   const bool at_end = context_.history.arrivals.learning();
-  // The backward of a watched output runs, and no gradient has come yet.
-  const bool begins = context_.progress.phase == Phase::kIdle && sync_enabled_ && !scope_.empty() &&
-                      backward_sync_.output_reached();
   if (begins) {
     throw buckets_not_ready(where, context_.params.names(), at_end);
   }
@@ -120,7 +68,7 @@ void Reducer::check_can_finalize() const {
   }
 }
 
-void Reducer::check_not_pending(const char* call) const {
+void StepRunner::check_not_pending(const char* call) const {
   if (context_.progress.phase == Phase::kReady) {
     throw context_.error(
         "Expected to have finalized the prior backward pass before starting a new one. The "
@@ -132,9 +80,8 @@ void Reducer::check_not_pending(const char* call) const {
   }
 }
 
-// Backward has ended. All calls of the step are made, so no peer waits for this rank.
-void Reducer::await_finalization(bool output_reached) {
-  emit(StepEvent::kBackwardEnd);
+void StepRunner::await_finalization(bool output_reached, const OutputWatch& outputs) {
+  context_.emit(StepEvent::kBackwardEnd);
   try {
     step_->launch_rest();
   } catch (const std::exception& error) {
@@ -143,13 +90,38 @@ void Reducer::await_finalization(bool output_reached) {
   }
   step_->hold_grads();
   context_.go_to(Phase::kReady);
-  report_missing(output_reached);
-  emit(StepEvent::kReady);
+  report_missing(output_reached, outputs);
+  context_.emit(StepEvent::kReady);
 }
 
-// A gradient that arrives between the end of one step and the start of another one. The gradient is
-// in `param.grad` already.
-void Reducer::refuse_grad(std::size_t param_index) {
+void StepRunner::finalize(bool in_backward, bool output_reached, const OutputWatch& outputs) {
+  const auto stay_in_backward = [&] {
+    if (in_backward && context_.progress.phase == Phase::kIdle) {
+      context_.go_to(Phase::kFinalized);
+    }
+  };
+  if (context_.progress.phase == Phase::kReady) {
+    context_.go_to(Phase::kFinalizing);
+  } else {
+    context_.buckets.wait_for_streams();
+    end_backward(output_reached, outputs);
+  }
+  try {
+    finish();
+  } catch (...) {
+    stay_in_backward();
+    throw;
+  }
+  stay_in_backward();
+}
+
+void StepRunner::leave_backward() {
+  if (context_.progress.phase == Phase::kFinalized) {
+    context_.go_to(Phase::kIdle);
+  }
+}
+
+void StepRunner::refuse_grad(std::size_t param_index) {
   if (context_.progress.phase == Phase::kFinalized) {
     throw context_.error(
         "parameter '" + context_.params.name(param_index) +

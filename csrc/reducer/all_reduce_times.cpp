@@ -1,40 +1,27 @@
-// The methods of Reducer for a search of the best bucket plan (ddpx/planning/search.py).
+#include "all_reduce_times.h"
+
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "../buckets/device_stream.h"
 #include "../observe/event_log.h"
-#include "reducer.h"
 
 namespace ddpx {
+namespace {
 
-void Reducer::use_buckets(std::vector<std::vector<std::size_t>> buckets) {
-  const auto lock = lock_after_abort();
-  check_idle("use_buckets()");  // no backward of this wrapper runs, but for the end of one
-  if (!scope_.empty()) {
-    throw errors::inside_backward(context_.where(), "use_buckets()");
-  }
-  auto plan = BucketPlan::listed(context_.params.metas(), std::move(buckets));
-  rebuild([&] { return std::move(plan); });
-}
-
-std::vector<int64_t> Reducer::time_all_reduces(int64_t num_bytes, int repeats) {
-  const auto lock = lock_after_abort();
-  check_idle("time_all_reduces()");
-  const ExclusiveMutex::Occupation occupation(context_.mutex);
+// With the mutex held, between steps.
+std::vector<int64_t> time_all_reduces(ReducerContext& context, int64_t num_bytes, int repeats) {
+  const ExclusiveMutex::Occupation occupation(context.mutex);
   const at::NoGradGuard no_grad;
-  const auto device = context_.params.device();
-  auto& collective = *context_.collective;
+  const auto device = context.params.device();
+  auto& collective = *context.collective;
   const auto num_floats = std::max<int64_t>(num_bytes / static_cast<int64_t>(sizeof(float)), 1);
   const auto buffer =
       collective.allocate(num_floats, at::TensorOptions(at::kFloat).device(device)).zero_();
-  return context_.communicate(
+  return context.communicate(
       [&] {
         std::vector<int64_t> times_ns;
         for (int repeat = 0; repeat < repeats; ++repeat) {
@@ -52,6 +39,16 @@ std::vector<int64_t> Reducer::time_all_reduces(int64_t num_bytes, int repeats) {
         return times_ns;
       },
       [] { return std::string("the measurement of an all-reduce"); });
+}
+
+}  // namespace
+
+std::vector<int64_t> time_all_reduces(Reducer& reducer, int64_t num_bytes, int repeats) {
+  std::vector<int64_t> times_ns;
+  reducer.change_between_steps("time_all_reduces()", [&](ReducerContext& context) {
+    times_ns = time_all_reduces(context, num_bytes, repeats);
+  });
+  return times_ns;
 }
 
 }  // namespace ddpx

@@ -1,52 +1,22 @@
-// The methods of Reducer for a step that broke off.
+// The methods of StepRunner for a step that broke off.
 #include <exception>
 #include <utility>
 
 #include "../autograd/running_task.h"
 #include "../buckets/device_stream.h"
-#include "reducer.h"
+#include "step_runner.h"
 
 namespace ddpx {
 
-// Ends what an earlier backward has left behind. UserError if that backward did not end, or if its
-// step awaits finalize_backward().
-void Reducer::settle(const char* call) {
-  check_not_pending(call);
-  recover_if_failed();
-  if (context_.progress.phase == Phase::kCollecting && scope_.empty() &&
-      !running_task::in_backward()) {
-    const auto missing = step_->missing();
-    const auto error =
-        errors::backward_incomplete(context_.where(), context_.params.names_of(missing), missing);
-    fail();
-    throw error;
-  }
+void StepRunner::drop_incomplete() {
+  const auto missing = step_->missing();
+  const auto error =
+      errors::backward_incomplete(context_.where(), context_.params.names_of(missing), missing);
+  fail();
+  throw error;
 }
 
-void Reducer::on_graph_task_abort(int task_id, const std::string& cause) noexcept {
-  const auto lock = context_.mutex.lock_to_change();
-  const ExclusiveMutex::Occupation occupation(context_.mutex);
-  scope_.leave(task_id);
-  if (!scope_.empty()) {
-    return;
-  }
-  if (backward_sync_.output_reached()) {
-    forward_.end_forward();  // the script knows of the error
-  }
-  backward_sync_.end(sync_enabled_);
-  if (context_.progress.phase == Phase::kFinalized) {
-    context_.go_to(Phase::kIdle);
-  }
-  if (context_.progress.phase == Phase::kCollecting) {
-    abandon_step();
-  }
-  context_.weights.break_off();
-  if (sync_enabled_) {
-    context_.guard.publish_fault(cause);
-  }
-}
-
-void Reducer::abandon_step() noexcept {
+void StepRunner::abandon() noexcept {
   context_.go_to(Phase::kFinalizing);
   // If the group has failed, peers finish no step either.
   const bool matched = !context_.guard.failed() && step_->match_peers();
@@ -59,16 +29,14 @@ void Reducer::abandon_step() noexcept {
   }
 }
 
-// To be called in a catch block at the end of a backward or of a step. Tells peers of the error,
-// because they may wait for this rank.
-void Reducer::fail_with(const std::exception& error) {
+void StepRunner::fail_with(const std::exception& error) {
   if (context_.progress.phase != Phase::kIdle) {
     fail();
   }
   context_.guard.publish_fault(error.what());
 }
 
-void Reducer::fail(bool recovers) noexcept {
+void StepRunner::fail(bool recovers) noexcept {
   try {
     break_off();
     if (recovers) {
@@ -80,28 +48,27 @@ void Reducer::fail(bool recovers) noexcept {
 }
 
 // Ends the step. Uses no gradients, except in distributed autograd.
-void Reducer::break_off() {
+void StepRunner::break_off() {
   context_.go_to(Phase::kFailed);
   step_.reset();
   dist_grads_.end(context_.params.leaves(), /*averaged=*/false);
   if (context_.use_is_exchanged()) {
     context_.history.use.forget(context_.params.device());
   }
-  forward_.end_forward();
+  context_.history.forward.end_forward();
   context_.weights.break_off();
   context_.script_grads.early_updates.clear();
   context_.observer.clock().skip_step();
   context_.observer.peers().break_off();
 }
 
-void Reducer::recover_if_failed() {
+void StepRunner::recover_if_failed() {
   if (context_.progress.phase == Phase::kFailed) {
     recover();
   }
 }
 
-// No forward has come since the last backward, which has raised.
-void Reducer::recover_in_backward() {
+void StepRunner::recover_in_backward() {
   if (context_.progress.phase == Phase::kFailed) {
     recover();
     context_.buckets.wait_for_streams();  // later launches wait for the current stream
@@ -117,7 +84,7 @@ void Reducer::recover_in_backward() {
 }
 
 // From phase kFailed. Puts gradients and buckets in order for the next step.
-void Reducer::recover() {
+void StepRunner::recover() {
   auto& context = context_;
   const bool captured = context.is_captured();
   if (captured) {
@@ -147,16 +114,10 @@ void Reducer::recover() {
   context_.go_to(Phase::kIdle);
 }
 
-void Reducer::reset() {
-  const auto lock = lock_after_abort();
-  check_outside_backward("reset()");
-  backward_sync_ = {};
-  forward_.end_forward();
-  context_.script_grads.taken.clear();
-  forget_weights();
+void StepRunner::reset() {
   if (context_.progress.phase == Phase::kReady) {
     const ExclusiveMutex::Occupation occupation(context_.mutex);
-    abandon_step();
+    abandon();
   }
   if (context_.progress.phase == Phase::kCollecting) {
     break_off();
