@@ -169,7 +169,7 @@ void bind_reducer(py::module_& module) {
           },
           py::arg("captured"),
           NoGil())
-      .def("begin_forward", &Reducer::begin_forward, NoGil())
+      .def("begin_forward", &begin_module_forward, NoGil())
       .def("use_buckets", &Reducer::use_buckets, py::arg("buckets"), NoGil())
       .def("time_all_reduces", &time_all_reduces, py::arg("num_bytes"), py::arg("repeats"), NoGil())
       .def(
@@ -271,7 +271,7 @@ void bind_reducer(py::module_& module) {
             auto after_sync = callback ? with_gil(std::move(*callback)) : std::function<void()>();
             callback.reset();
             const py::gil_scoped_release no_gil;
-            reducer.set_after_sync(std::move(after_sync));
+            set_after_sync(reducer, std::move(after_sync));
           },
           py::arg("callback"))
       .def_property_readonly(

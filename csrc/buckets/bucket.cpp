@@ -1,170 +1,150 @@
 #include "bucket.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
+#include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
 
+#include "../comm/comm_hook.h"
+#include "../errors.h"
 #include "device_stream.h"
-#include "grad_scaling.h"
-#include "normal_tensors.h"
+#include "sparse_rows.h"
 
 namespace ddpx {
 namespace {
 
-at::Tensor slot_view(const at::Tensor& buffer, int64_t offset, const at::Tensor& param) {
-  if (param.is_non_overlapping_and_dense()) {
-    // Same strides as the param, so that optimizers and autograd meet the layout they expect.
-    return buffer.as_strided(param.sizes(), param.strides(), buffer.storage_offset() + offset);
+// torch keeps only the text of an error in a Python callback of a future. The text begins so.
+constexpr std::string_view kOfCallback = "Got the following error when running the callback: ";
+
+// To be called in a catch block. `what`: the text of the error. Throws the error as it is, unless a
+// callback has raised it.
+[[noreturn]] void raise_of_hook(std::string_view what) {
+  if (what.starts_with(kOfCallback)) {
+    throw HookError(std::string(what), /*may_be_of_call=*/true);
   }
-  return buffer.narrow(0, offset, param.numel()).view(param.sizes());
+  throw;
 }
 
 }  // namespace
 
-Bucket::Bucket(
-    const BucketSpec& spec,
-    const std::vector<at::Tensor>& params,
-    bool sparse,
-    Collective& collective,
-    const Precision& precision,
-    bool lazy)
-    : device_(params[spec.param_indices.front()].device()),
-      sparse_(sparse),
-      dtypes_(precision.of(params[spec.param_indices.front()].scalar_type())) {
-  if (sparse_) {
-    slots_.push_back(Slot{spec.param_indices.front(), 0, {}, {}});
+void Bucket::prepare_launch() {
+  wait_for_streams();
+  add_stream();  // after an abort, wait_for_streams() waits for the gradients again
+}
+
+void Bucket::launch(Collective& collective) {
+  RECORD_FUNCTION("ddpx::launch", {});
+  if (rows().defined()) {
+    row_values_ = values_at_rows(buffer(), rows());
+  }
+  const auto& sent = row_values_.defined() ? row_values_ : buffer();
+  // Backends sum real numbers. A complex sum is the sum of its parts.
+  const auto real = !sent.is_sparse() && sent.is_complex() ? at::view_as_real(sent) : sent;
+  auto work = collective.all_reduce_sum(real);
+  auto sum = collective.sum_of(*work);
+  in_flight_ = InFlightReduction{std::move(work), std::move(sum), nullptr};
+}
+
+void Bucket::wait(Collective& collective) {
+  RECORD_FUNCTION("ddpx::wait", {});
+  // Dropped even if the wait throws: a work is waited for once.
+  const auto flight = std::exchange(in_flight_, std::nullopt);
+  add_stream();
+  if (!flight) {
+    throw InternalError("waiting for a bucket that was not launched");
+  }
+  if (flight->hook != nullptr) {
+    try {
+      collective.wait(*flight->future);
+    } catch (const c10::Error& error) {  // since torch 2.15
+      raise_of_hook(error.what_without_backtrace());
+    } catch (const std::runtime_error& error) {
+      raise_of_hook(error.what());
+    }
+  } else if (flight->future) {
+    collective.wait(*flight->future);
+  } else {
+    collective.wait(*flight->work, device());
+  }
+  if (flight->hook != nullptr) {
+    const auto result = flight->hook->parseHookResult(flight->future->value());
+    reduced_ = as_reduced(result, "the communication hook");
+    keep_for_current_stream(result);  // the hook may have allocated it on a stream of its own
     return;
   }
-  for (const auto param_index : spec.param_indices) {
-    slots_.push_back(Slot{param_index, numel_, {}, {}});
-    numel_ += params[param_index].numel();
+  const auto sum = flight->future ? tensor_in(flight->future->value()) : at::Tensor();
+  if (row_values_.defined()) {
+    const auto sent = std::exchange(row_values_, {});
+    reduced_ = sparse_from_rows(flight->future ? sum.view_as(sent) : sent, rows(), buffer());
+  } else {
+    reduced_ = flight->future ? as_reduced(sum, "the all-reduce of the process group") : buffer();
   }
-  if (!lazy) {
-    allocate(collective, params, /*captured=*/false);
+  if (flight->future) {
+    keep_for_current_stream(sum);  // the group may have allocated it on a stream of its own
+  } else if (sparse()) {
+    keep_for_current_stream(reduced_);  // allocated on the stream of the packing or the launch
   }
 }
 
-void Bucket::pack_small_together(int64_t below) {
-  if (device_.is_cpu() || sparse_ || c10::isComplexType(dtypes_.summed)) {
+void Bucket::divide_reduced(const at::Tensor& divisor) {
+  const at::NoGradGuard no_grad;
+  const auto type = reduced_.scalar_type();
+  const bool is_double = type == at::kDouble || type == at::kComplexDouble;
+  const auto real_divisor = divisor.to(device(), is_double ? at::kDouble : at::kFloat, true);
+  const auto values = sparse() ? reduced_._values() : reduced_;
+  const auto real = values.is_complex() ? at::view_as_real(values) : values;
+  if (!sparse() && reduced_.is_alias_of(buffer())) {
+    real.div_(real_divisor);
     return;
   }
-  const auto size = static_cast<int64_t>(c10::elementSize(dtypes_.summed));
-  std::vector<Slot*> small;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const auto end = i + 1 < slots_.size() ? slots_[i + 1].offset : numel_;
-    if ((end - slots_[i].offset) * size < below) {
-      small.push_back(&slots_[i]);
-    }
+  auto quotient = real.div(real_divisor);
+  if (values.is_complex()) {
+    quotient = at::view_as_complex(quotient);
   }
-  has_small_slots_ = small.size() > 1;
-  for (auto* slot : small) {
-    slot->small = has_small_slots_;
-  }
+  reduced_ = sparse() ? at::_sparse_coo_tensor_unsafe(
+                            reduced_._indices(), quotient.to(type), reduced_.sizes())
+                            ._coalesced_(reduced_.is_coalesced())
+                      : quotient;
 }
 
-void Bucket::allocate(
-    Collective& collective, const std::vector<at::Tensor>& params, bool captured) {
-  const NormalTensors normal;
-  const auto options = at::TensorOptions(dtypes_.summed).device(device_);
-  // The memory of a backend would outlive the capture without belonging to the graph.
-  buffer_ = captured ? at::empty({numel_}, options) : collective.allocate(numel_, options);
-  for (auto& slot : slots_) {
-    slot.view = slot_view(buffer_, slot.offset, params[slot.param_index]);
-  }
-}
-
-bool Bucket::ensure_memory(
-    Collective& collective, const std::vector<at::Tensor>& params, bool captured) {
-  if (has_memory()) {
-    if (allocated_on_) {
-      // The stream of the allocation may still use what was in the memory before.
-      wait_for_stream(*current_stream(device_), *allocated_on_);
-    }
-    return false;
-  }
-  allocate(collective, params, captured || is_capturing(device_));
-  allocated_on_ = current_stream(device_);
-  return true;
+at::Tensor Bucket::reduced_slot(const Slot& slot) const {
+  return reduced_.is_same(buffer()) ? slot.view : part_of(reduced_, slot);
 }
 
 void Bucket::free_memory() {
-  if (sparse_) {
+  if (sparse()) {
     return;
   }
   keep_for_streams();
-  buffer_.reset();
+  drop_memory();
   reduced_.reset();
-  for (auto& slot : slots_) {
-    slot.view.reset();
-    slot.grad_alias.reset();
-  }
-}
-
-void Bucket::set_sparse(at::Tensor grad) {
-  buffer_ = std::move(grad);
 }
 
 void Bucket::keep_for_streams() const {
-  if (!buffer_.defined()) {
+  if (!buffer().defined()) {
     return;
   }
-  streams_.keep_alive(buffer_);
-  if (rows_.defined()) {
-    streams_.keep_alive(rows_);
+  streams().keep_alive(buffer());
+  if (rows().defined()) {
+    streams().keep_alive(rows());
   }
   if (in_flight_ && in_flight_->future) {
     // A hook may write into the buffer behind its collective call, on a stream of its own. The
     // stream of the callback waits for the future.
     in_flight_->future->addCallback(
-        [buffer = buffer_](c10::ivalue::Future& /*future*/) { keep_for_current_stream(buffer); });
+        [memory = buffer()](c10::ivalue::Future& /*future*/) { keep_for_current_stream(memory); });
   }
-}
-
-void Bucket::wait_for_streams() {
-  streams_.wait(device_);
-}
-
-void Bucket::divide(int divisor) {
-  wait_for_streams();
-  const at::NoGradGuard no_grad;
-  // As in DDP, a batched copy divides the two parts of a complex number, and a single copy divides
-  // the number.
-  divide_in_place(buffer_.is_complex() ? at::view_as_real(buffer_) : buffer_, divisor);
-}
-
-at::Tensor Bucket::slots_between(std::size_t first, std::size_t end) const {
-  const auto begin = slots_[first].offset;
-  return buffer_.narrow(0, begin, (end < slots_.size() ? slots_[end].offset : numel_) - begin);
-}
-
-at::Tensor Bucket::reduced_slot(const Slot& slot) const {
-  if (reduced_.is_same(buffer_)) {
-    return slot.view;
-  }
-  return slot_view(reduced_.view({-1}), slot.offset, slot.view);
 }
 
 Bucket Bucket::zeros_like(const std::vector<at::Tensor>& params) const {
-  Bucket other;
-  other.device_ = device_;
-  other.sparse_ = sparse_;
-  other.dtypes_ = dtypes_;
-  if (sparse_) {
-    other.slots_ = slots_;
-    other.buffer_ = empty_sparse_grad(params[slots_.front().param_index], dtypes_.summed);
-    other.rows_ = rows_;
-    return other;
-  }
-  other.numel_ = numel_;
-  other.buffer_ = at::zeros({numel_}, at::TensorOptions(dtypes_.summed).device(device_));
-  for (const auto& slot : slots_) {
-    auto view = slot_view(other.buffer_, slot.offset, params[slot.param_index]);
-    other.slots_.push_back(Slot{slot.param_index, slot.offset, std::move(view), {}});
-  }
-  return other;
+  return Bucket(zeros(params));
 }
 
 }  // namespace ddpx

@@ -18,15 +18,15 @@ void Bucket::launch(
     CommHook& hook, std::size_t index, std::size_t count, const std::vector<at::Tensor>& params) {
   RECORD_FUNCTION("ddpx::launch", {});
   // Hooks get real numbers, as in DDP: two for a complex one.
-  const bool complex = !sparse_ && buffer_.is_complex();
+  const bool complex = !sparse() && buffer().is_complex();
   const std::size_t reals = complex ? 2 : 1;
   std::vector<std::size_t> offsets;
   std::vector<std::size_t> lengths;
   std::vector<c10::IntArrayRef> sizes;
   real_sizes_.clear();
-  real_sizes_.reserve(slots_.size());
+  real_sizes_.reserve(slots().size());
   std::vector<at::Tensor> bucket_params;
-  for (const auto& slot : slots_) {
+  for (const auto& slot : slots()) {
     const auto& param = params[slot.param_index];
     offsets.push_back(static_cast<std::size_t>(slot.offset) * reals);
     lengths.push_back(static_cast<std::size_t>(param.numel()) * reals);
@@ -41,7 +41,7 @@ void Bucket::launch(
   c10d::GradBucket bucket(
       index,
       count,
-      complex ? at::view_as_real(buffer_).view({-1}) : buffer_,
+      complex ? at::view_as_real(buffer()).view({-1}) : buffer(),
       std::move(offsets),
       std::move(lengths),
       std::move(sizes),
@@ -54,27 +54,27 @@ at::Tensor Bucket::as_reduced(const at::Tensor& result, const std::string& sourc
   if (!result.defined()) {
     throw UserError("the result of " + source + " is None, but must be a tensor");
   }
-  if (sparse_) {
-    if (!result.is_sparse() || result.sizes() != buffer_.sizes()) {
+  if (sparse()) {
+    if (!result.is_sparse() || result.sizes() != buffer().sizes()) {
       throw UserError(
           "the result of " + source + " must be a sparse tensor of the same size as the gradient");
     }
     return result;
   }
-  const auto numel = buffer_.numel() * (buffer_.is_complex() && !result.is_complex() ? 2 : 1);
+  const auto numel = buffer().numel() * (buffer().is_complex() && !result.is_complex() ? 2 : 1);
   if (!has_values(result)) {
     throw UserError(
         "the result of " + source + " is " + describe(result) + ", but must be a dense tensor");
   }
-  if (result.numel() != numel || result.device() != buffer_.device()) {
+  if (result.numel() != numel || result.device() != buffer().device()) {
     throw UserError(
         "the result of " + source + " has " + count(result.numel(), "element") + " on " +
         result.device().str() + ", but the bucket has " + count(numel, "element") + " on " +
-        buffer_.device().str());
+        buffer().device().str());
   }
   const auto values = holds_values(result) ? result : copy_of_values(result);
-  if (buffer_.is_complex() && !values.is_complex()) {
-    const auto real = values.to(c10::toRealValueType(buffer_.scalar_type()));
+  if (buffer().is_complex() && !values.is_complex()) {
+    const auto real = values.to(c10::toRealValueType(buffer().scalar_type()));
     return at::view_as_complex(real.reshape({-1, 2}).contiguous());
   }
   return values.contiguous();

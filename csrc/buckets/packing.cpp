@@ -34,7 +34,7 @@ bool same_place(const at::Tensor& a, const at::Tensor& b) {
 // `param.grad` never is the view of the slot itself: module.to(...) swaps the memory of a gradient
 // in place. For autograd it is no view at all: a script may change it with autograd in place, and
 // the history then belongs to this gradient alone. So does the version: a change of this gradient
-// is not one of its neighbours in the bucket.
+// is not one of its neighbours in the buffer.
 void alias_slot(const at::Tensor& param, const Slot& slot) {
   const auto& present = slot.grad_alias;
   if (!present.defined() || present.requires_grad() || !same_place(present, slot.view)) {
@@ -58,7 +58,7 @@ bool is_alias(const Slot& slot, const at::Tensor& grad) {
          share_storage(grad, slot.view);
 }
 
-// Whether `grad`, which shares the storage of the bucket, has no element outside the slot.
+// Whether `grad`, which shares the storage of the buffer, has no element outside the slot.
 bool within(const Slot& slot, const at::Tensor& grad) {
   auto last = grad.storage_offset();
   for (int64_t dim = 0; dim < grad.dim(); ++dim) {
@@ -84,14 +84,14 @@ at::Tensor unfilled_grad(const at::Tensor& slot, at::ScalarType dtype) {
   return at::empty_like(slot, slot.options().dtype(dtype));
 }
 
-// Gives a gradient in the memory of the bucket memory of its own. Returns true if it was there.
-bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
+// Gives a gradient in the memory of the buffer memory of its own. Returns true if it was there.
+bool move_out(const GradBuffer& buffer, const Slot& slot, const at::Tensor& param) {
   const auto& grad = grad_of(param);
   if (!grad.defined() || !share_storage(grad, slot.view) || !has_values(grad)) {
     return false;
   }
   const auto values = holds_values(grad) ? grad : copy_of_values(grad);
-  const auto own = unfilled_grad(slot.view, bucket.dtypes().averaged);
+  const auto own = unfilled_grad(slot.view, buffer.dtypes().averaged);
   own.copy_(values);
   replace_grad(param, own);
   return true;
@@ -101,11 +101,11 @@ bool move_out(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
 // that the gradients arrived on.
 class CopiesIntoSlots {
  public:
-  CopiesIntoSlots(Bucket& bucket, GradPlace place)
+  CopiesIntoSlots(GradBuffer& buffer, GradPlace place)
       : place_(place),
-        averaged_(bucket.dtypes().averaged),
-        on_current_stream_(bucket.on_current_stream()) {
-    bucket.wait_for_streams();
+        averaged_(buffer.dtypes().averaged),
+        on_current_stream_(buffer.on_current_stream()) {
+    buffer.wait_for_streams();
   }
 
   void add(const Slot& slot, const at::Tensor& param, const at::Tensor& grad) {
@@ -138,7 +138,7 @@ class CopiesIntoSlots {
 // Slots side by side are one range of the buffer.
 class SlotRanges {
  public:
-  explicit SlotRanges(const Bucket& bucket) : bucket_(bucket) {}
+  explicit SlotRanges(const GradBuffer& buffer) : buffer_(buffer) {}
 
   // Slots are added in ascending order.
   void add(std::size_t slot) {
@@ -156,25 +156,25 @@ class SlotRanges {
   std::vector<at::Tensor> tensors() const {
     std::vector<at::Tensor> ranges;
     for (std::size_t i = 0; i < begins_.size(); ++i) {
-      ranges.push_back(bucket_.slots_between(begins_[i], ends_[i]));
+      ranges.push_back(buffer_.slots_between(begins_[i], ends_[i]));
     }
     return ranges;
   }
 
  private:
-  const Bucket& bucket_;
+  const GradBuffer& buffer_;
   std::vector<std::size_t> begins_;
   std::vector<std::size_t> ends_;
 };
 
-std::optional<Misfit> find_sparse_misfit(const Bucket& bucket, const at::Tensor& grad) {
-  if (!grad.is_sparse() || grad.device() != bucket.device() || !bucket.takes(grad.scalar_type())) {
+std::optional<Misfit> find_sparse_misfit(const GradBuffer& buffer, const at::Tensor& grad) {
+  if (!grad.is_sparse() || grad.device() != buffer.device() || !buffer.takes(grad.scalar_type())) {
     std::ostringstream expected;
-    expected << "a sparse gradient of dtype " << bucket.dtypes().arriving << " on "
-             << bucket.device();
+    expected << "a sparse gradient of dtype " << buffer.dtypes().arriving << " on "
+             << buffer.device();
     return Misfit{describe(grad), expected.str()};
   }
-  if (!bucket.rows().defined()) {
+  if (!buffer.rows().defined()) {
     return std::nullopt;
   }
   if (grad.sparse_dim() != 1) {
@@ -182,7 +182,7 @@ std::optional<Misfit> find_sparse_misfit(const Bucket& bucket, const at::Tensor&
         describe(grad) + " with " + count(grad.sparse_dim(), "sparse dimension"),
         "a gradient with 1 sparse dimension, because _set_sparse_metadata() got its rows"};
   }
-  if (const auto row = row_outside(grad, bucket.rows())) {
+  if (const auto row = row_outside(grad, buffer.rows())) {
     return Misfit{
         "a gradient for row " + std::to_string(*row),
         "only the rows that were passed to _set_sparse_metadata()"};
@@ -197,17 +197,18 @@ bool lies_in(const Slot& slot, const at::Tensor& grad) {
   return holds_values(grad) && same_place(grad, slot.view);
 }
 
-std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad) {
+std::optional<Misfit> find_misfit(
+    const GradBuffer& buffer, const Slot& slot, const at::Tensor& grad) {
   if (!grad.defined()) {
     return std::nullopt;
   }
-  if (bucket.sparse()) {
-    return find_sparse_misfit(bucket, grad);
+  if (buffer.sparse()) {
+    return find_sparse_misfit(buffer, grad);
   }
-  const bool fits = has_values(grad) && bucket.takes(grad.scalar_type()) &&
+  const bool fits = has_values(grad) && buffer.takes(grad.scalar_type()) &&
                     grad.device() == slot.view.device() && grad.sizes() == slot.view.sizes();
   if (!fits) {
-    return Misfit{describe(grad), describe(slot.view, bucket.dtypes().arriving)};
+    return Misfit{describe(grad), describe(slot.view, buffer.dtypes().arriving)};
   }
   if (share_storage(grad, slot.view) && !within(slot, grad)) {
     return Misfit{
@@ -220,13 +221,13 @@ std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const 
   if (const auto reason = why_no_copy(grad)) {
     return Misfit{
         describe(grad) + " of a subclass of torch.Tensor that cannot be copied (" + *reason + ')',
-        describe(slot.view, bucket.dtypes().arriving)};
+        describe(slot.view, buffer.dtypes().arriving)};
   }
   return std::nullopt;
 }
 
 void pack(
-    Bucket& bucket,
+    GradBuffer& buffer,
     const Slot& slot,
     const at::Tensor& param,
     const at::Tensor& given,
@@ -237,22 +238,22 @@ void pack(
   if (at::GradMode::is_enabled()) {  // a backward with create_graph=True
     no_grad.emplace();
   }
-  if (bucket.sparse()) {
-    const auto dtype = bucket.dtypes().summed;
+  if (buffer.sparse()) {
+    const auto dtype = buffer.dtypes().summed;
     if (given.defined()) {
       keep_for_current_stream(given);  // write_back() drops it
     }
     // Not in place: two gradients may share one values tensor (two embeddings whose outputs are
     // added).
     if (!given.defined()) {
-      bucket.set_sparse(empty_sparse_grad(param, dtype));
+      buffer.set_sparse(empty_sparse_grad(param, dtype));
     } else {
-      bucket.set_sparse(divisor ? given.to(dtype).div(*divisor) : given.to(dtype).clone());
+      buffer.set_sparse(divisor ? given.to(dtype).div(*divisor) : given.to(dtype).clone());
     }
     return;
   }
   mark_overwritten(slot);
-  const bool moved = place == GradPlace::kMovedOut && move_out(bucket, slot, param);
+  const bool moved = place == GradPlace::kMovedOut && move_out(buffer, slot, param);
   const auto& grad = moved && given.defined() ? grad_of(param) : given;
   if (!grad.defined()) {
     slot.view.zero_();
@@ -267,7 +268,7 @@ void pack(
     const auto& present = grad_of(param);
     const bool replaced = !grad.is_same(present);
     const bool alias = place != GradPlace::kOwnMemory && place != GradPlace::kMovedOut && !replaced;
-    if (alias || replaced || grad.scalar_type() != bucket.dtypes().averaged) {
+    if (alias || replaced || grad.scalar_type() != buffer.dtypes().averaged) {
       keep_for_current_stream(grad);  // write_back() drops a gradient in another dtype
     }
     if (alias) {
@@ -277,18 +278,18 @@ void pack(
 }
 
 void pack_all(
-    Bucket& bucket,
+    GradBuffer& buffer,
     const std::vector<at::Tensor>& params,
     const std::vector<std::optional<at::Tensor>>& grads,
     std::optional<int> divisor,
     GradPlace place) {
   RECORD_FUNCTION("ddpx::pack", {});
   const at::NoGradGuard no_grad;
-  CopiesIntoSlots copies(bucket, place);
-  SlotRanges zeros(bucket);
-  SlotRanges copied(bucket);
+  CopiesIntoSlots copies(buffer, place);
+  SlotRanges zeros(buffer);
+  SlotRanges copied(buffer);
   for (std::size_t i = 0; i < grads.size(); ++i) {
-    const auto& slot = bucket.slots()[i];
+    const auto& slot = buffer.slots()[i];
     if (grads[i]) {
       mark_overwritten(slot);
     }
@@ -373,10 +374,10 @@ void write_back(
   }
 }
 
-bool move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& param) {
+bool move_into_slot(const GradBuffer& buffer, const Slot& slot, const at::Tensor& param) {
   const at::NoGradGuard no_grad;
   const auto& grad = grad_of(param);
-  if (!grad.defined() || bucket.sparse() || find_misfit(bucket, slot, grad) ||
+  if (!grad.defined() || buffer.sparse() || find_misfit(buffer, slot, grad) ||
       lies_in(slot, grad)) {
     return false;
   }

@@ -18,7 +18,8 @@ struct Misfit {
 };
 
 // nullopt if the gradient can be packed. An undefined gradient can be packed.
-std::optional<Misfit> find_misfit(const Bucket& bucket, const Slot& slot, const at::Tensor& grad);
+std::optional<Misfit> find_misfit(
+    const GradBuffer& buffer, const Slot& slot, const at::Tensor& grad);
 
 // The place of `param.grad` after its gradient was packed.
 enum class GradPlace {
@@ -35,7 +36,7 @@ enum class GradPlace {
 // in this step is multiplied by 1 / `divisor`, as in DDP. With kMovedOut, `grad` is `param.grad` or
 // undefined.
 void pack(
-    Bucket& bucket,
+    GradBuffer& buffer,
     const Slot& slot,
     const at::Tensor& param,
     const at::Tensor& grad,
@@ -45,11 +46,11 @@ void pack(
 // Whether `grad` has the place of the slot in memory.
 bool lies_in(const Slot& slot, const at::Tensor& grad);
 
-// Does for all slots of a dense bucket with an entry in `grads` (per slot) what pack() does, in a
+// Does for all slots of a dense buffer with an entry in `grads` (per slot) what pack() does, in a
 // few operations. A gradient that lies in its slot stays undivided. The current stream waits for
 // the streams that the gradients arrived on.
 void pack_all(
-    Bucket& bucket,
+    GradBuffer& buffer,
     const std::vector<at::Tensor>& params,
     const std::vector<std::optional<at::Tensor>>& grads,
     std::optional<int> divisor,
@@ -64,6 +65,6 @@ void write_back(
 
 // Moves a present `param.grad` into a slot of a new bucket, unscaled. Returns true if it moved. A
 // gradient that does not fit stays where it is: its next arrival reports the misfit.
-bool move_into_slot(const Bucket& bucket, const Slot& slot, const at::Tensor& param);
+bool move_into_slot(const GradBuffer& buffer, const Slot& slot, const at::Tensor& param);
 
 }  // namespace ddpx

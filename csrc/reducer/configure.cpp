@@ -67,6 +67,12 @@ void set_check_finite(Reducer& reducer, bool enabled) {
   });
 }
 
+void set_after_sync(Reducer& reducer, std::function<void()> after_sync) {
+  reducer.change([&](ReducerContext& context) {
+    context.settings.after_sync.swap(after_sync);  // the old one is destroyed without the mutex
+  });
+}
+
 void add_recording(Reducer& reducer, std::shared_ptr<Recording> recording) {
   reducer.change_between_steps("ddpx.record()", [&](ReducerContext& context) {
     context.observer.add_recording(
@@ -76,6 +82,10 @@ void add_recording(Reducer& reducer, std::shared_ptr<Recording> recording) {
 
 void remove_recording(Reducer& reducer, const std::shared_ptr<Recording>& recording) {
   reducer.change([&](ReducerContext& context) { context.observer.remove_recording(recording); });
+}
+
+void begin_module_forward(Reducer& reducer) {
+  reducer.change([](ReducerContext& context) { context.emit(StepEvent::kModuleForwardBegin); });
 }
 
 void set_sample_rate(Reducer& reducer, int64_t sample_rate) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -37,9 +38,15 @@ void set_sparse_rows(Reducer& reducer, const std::map<std::size_t, at::Tensor>& 
 // all-reduce of a few bytes per step. All ranks must set the same. UserError within a backward.
 void set_check_finite(Reducer& reducer, bool enabled);
 
+// `after_sync` is called after each synchronized backward, on the thread that ends it.
+void set_after_sync(Reducer& reducer, std::function<void()> after_sync);
+
 // From now on `recording` gets the events of steps. UserError within a backward.
 void add_recording(Reducer& reducer, std::shared_ptr<Recording> recording);
 void remove_recording(Reducer& reducer, const std::shared_ptr<Recording>& recording);
+
+// For recordings: the module's own forward begins, after the buffers were synchronized.
+void begin_module_forward(Reducer& reducer);
 
 // The times of one step in `sample_rate` are measured. UserError unless 1 or more.
 void set_sample_rate(Reducer& reducer, int64_t sample_rate);

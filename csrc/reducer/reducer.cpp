@@ -170,11 +170,6 @@ bool Reducer::prepare_forward(bool captured) {
   return steps_.rebuild_if_due();
 }
 
-void Reducer::begin_forward() {
-  const auto lock = lock_after_abort();
-  context_.emit(StepEvent::kModuleForwardBegin);
-}
-
 bool Reducer::rebuild_buckets() {
   const auto lock = lock_after_abort();
   steps_.check_not_pending("_rebuild_buckets()");
@@ -237,7 +232,7 @@ void Reducer::finalize_backward() {
     steps_.check_can_finalize(begins);
     const ExclusiveMutex::Occupation occupation(context_.mutex);
     steps_.finalize(!scope_.empty(), backward_sync_.output_reached(), outputs_);
-    after_sync = after_sync_;
+    after_sync = context_.settings.after_sync;
   }
   call_after_sync(after_sync);
 }
@@ -333,11 +328,6 @@ void Reducer::remove_hooks() {
   }
   context_.params.remove_hooks();
   context_.history.forward.restart();  // no later gradient is seen
-}
-
-void Reducer::set_after_sync(std::function<void()> after_sync) {
-  const auto lock = context_.mutex.lock();
-  after_sync_.swap(after_sync);  // the old function is destroyed without the lock
 }
 
 std::vector<std::string> Reducer::missing_params() {

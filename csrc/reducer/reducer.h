@@ -69,9 +69,6 @@ class Reducer final : public GradListener,
   // Rebuilds the buckets if that is due, as prepare_forward() does.
   bool rebuild_buckets();
 
-  // Recording only: marks the start of the module's own forward, after buffer synchronization.
-  void begin_forward();
-
   // To be called with the outputs of forward: the reducer then sees where a backward starts.
   // `params_replaced`: other tensors were in the places of all params. A backward that brings no
   // gradient then makes no step, except in a join() context, where ranks without inputs expect one.
@@ -122,9 +119,6 @@ class Reducer final : public GradListener,
   // From now on the graph is the same in every step. To be called before the first backward.
   // UserError within a backward and later.
   void set_static_graph();
-
-  // `after_sync` is called after each synchronized backward, on the thread that ends it.
-  void set_after_sync(std::function<void()> after_sync);
 
   // Changes to another group of ranks, with buckets as before the first step. `num_steps` replaces
   // the number of steps that ended, if given. UserError within a backward.
@@ -251,7 +245,6 @@ class Reducer final : public GradListener,
   BackwardScope scope_;
   BackwardSync backward_sync_;
   OutputWatch outputs_;
-  std::function<void()> after_sync_;
   std::optional<std::weak_ptr<Reducer>> owner_;  // the reducer to which this reducer has yielded
 };
 

@@ -241,7 +241,7 @@ void Reducer::on_graph_task_end(int task_id) {
     }
     steps_.end_backward(output_reached, outputs_);
     steps_.finish();
-    after_sync = after_sync_;
+    after_sync = context_.settings.after_sync;
   }
   call_after_sync(after_sync);
 }

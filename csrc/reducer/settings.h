@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,8 +15,8 @@
 namespace ddpx {
 
 // `comm_hook`, `comm_hook_is_registered`, `check_finite` and `manual_finalization` change between
-// steps only. `divisor` and `sparse_rows` may change at any time: a step reads them when it begins.
-// The context owns the settings, under its mutex.
+// steps only. The others may change at any time: a step reads `divisor` and `sparse_rows` when it
+// begins, and `after_sync` when it has ended. The context owns the settings, under its mutex.
 struct ReducerSettings {
   // UserError unless 1 or more.
   void set_divisor(std::optional<int> new_divisor);
@@ -31,6 +32,7 @@ struct ReducerSettings {
   std::map<std::size_t, at::Tensor> sparse_rows;  // by param index
   bool check_finite = false;
   bool manual_finalization = false;  // finalize_backward() ends a step, not the end of backward
+  std::function<void()> after_sync;  // called after each synchronized backward, if set
 };
 
 }  // namespace ddpx

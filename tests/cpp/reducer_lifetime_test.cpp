@@ -124,7 +124,7 @@ TEST(ReducerLifetime, TheWatchdogNeverDestroysIt) {
       num_elsewhere += std::this_thread::get_id() == owner ? 0 : 1;
       delete number;
     };
-    reducer->set_after_sync([member = std::shared_ptr<int>(new int(0), drop)] {});
+    set_after_sync(*reducer, [member = std::shared_ptr<int>(new int(0), drop)] {});
     params[1].tensor.register_hook([&](at::Tensor) {  // the other gradient has come
       const int before = num_answers;
       EXPECT_TRUE(health::eventually([&] { return num_answers > before; }));

@@ -67,7 +67,7 @@ TEST_P(ReducerManual, AHookMayFinalizeBehindTheLastGradient) {
   learn();
   const auto input = at::ones({}, at::kDouble).set_requires_grad(true);
   std::size_t num_calls = 0;
-  replica.reducer->set_after_sync([&] { ++num_calls; });
+  set_after_sync(*replica.reducer, [&] { ++num_calls; });
   input.register_hook([&](at::Tensor) {
     replica.reducer->finalize_backward();
     EXPECT_EQ(replica.reducer->state().phase(), Phase::kFinalized);

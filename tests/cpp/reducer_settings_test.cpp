@@ -120,7 +120,7 @@ TEST(ReducerSettings, ADivisorThatIsSetWithinAStepIsForTheNext) {
 TEST(ReducerSettings, AfterSyncIsCalledWhenGradientsAreThere) {
   Replica replica;
   int num_calls = 0;
-  replica.reducer->set_after_sync([&] {
+  set_after_sync(*replica.reducer, [&] {
     ++num_calls;
     EXPECT_EQ(replica.grads(), kMeanGrads);
     EXPECT_EQ(replica.reducer->state().phase(), Phase::kIdle);

@@ -220,7 +220,7 @@ PROOFS = (
         (
             "ddpx::Step::ensure_memory",
             "!ddpx::StreamSet::wait",
-            "!ddpx::Bucket::ensure_memory",
+            "!ddpx::GradBuffer::ensure_memory",
         ),
         _pairs(
             stream_cases.hooks_on_several_streams,
