@@ -17,7 +17,10 @@ namespace ddpx {
 struct StepHistory {
   // `rebuilds`: buckets are to be rebuilt by the order of arrival.
   StepHistory(std::size_t num_params, c10::Device device, GraphMode mode, bool rebuilds)
-      : arrivals(num_params, mode), order(num_params, rebuilds), use(num_params, device), forward(num_params) {}
+      : arrivals(num_params, mode),
+        order(num_params, rebuilds),
+        use(num_params, device),
+        forward(num_params) {}
 
   // Forgets all steps. The prediction of unused params stays.
   void start_over(c10::Device device, GraphMode mode, bool rebuilds) {
