@@ -16,7 +16,8 @@
 
 namespace ddpx {
 
-// The reducer owns the bucket, under its mutex.
+// The memory of a bucket, with its reduction over ranks: launch(), wait(), then reduced(). The
+// reducer owns the bucket, under its mutex.
 class Bucket : public GradBuffer {
  public:
   using GradBuffer::GradBuffer;

@@ -36,7 +36,8 @@ struct Slot {
 // asked for another one. A sparse buffer has one slot without a view; its tensor is the sparse
 // gradient of the step itself.
 //
-// The bucket owns the buffer, under the reducer's mutex. Slot views may outlive it as gradients.
+// The base of a bucket, which the reducer owns, under its mutex. Slot views may outlive the buffer
+// as gradients.
 class GradBuffer {
  public:
   GradBuffer(
@@ -137,7 +138,7 @@ class GradBuffer {
   }
 
  protected:
-  // Zeros in every slot, without streams.
+  // A buffer like this one with zeros in every slot, without streams.
   GradBuffer zeros(const std::vector<at::Tensor>& params) const;
 
   // Drops the memory of a dense buffer. Gradients that lie in the buffer keep its memory.

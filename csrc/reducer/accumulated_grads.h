@@ -1,4 +1,5 @@
-// Gradients that accumulate until the next averaged backward, for averages other than the mean.
+// Checks of the gradients that accumulate between averaged backwards, for averages other than the
+// mean.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,9 +11,9 @@
 
 namespace ddpx {
 
-// A sum over ranks is wrong if gradients that are averaged already go into it again, or if the
-// weights of their forwards do not. So the script clears gradients after each averaged backward,
-// and this class detects whether it has.
+// Detects gradients that the script has not cleared. A sum over ranks is wrong if it contains the
+// averages of an earlier step, or gradients of forwards whose weights are forgotten. So the script
+// clears the gradients after each averaged backward, and after it has given up forwards.
 //
 // The reducer owns this object. Every method needs the mutex of the context.
 class AccumulatedGrads {
@@ -29,11 +30,13 @@ class AccumulatedGrads {
   // A forward has ended, and takes the weight that was set.
   void count_weight(WatchedForward forward);
 
-  // To be called before the first gradient of the first backward after a step. The error if the
-  // script has not cleared the averages of that step.
+  // To be called before the first gradient of the first backward after a step. Returns an error if
+  // the script has not cleared the averages of that step. A later call then checks these
+  // averages again. Without an error, no later call checks the averages of that step.
   std::optional<UserError> find_averages() const;
 
-  // UserError if the context of torch.distributed.autograd in which a step begins has averages.
+  // UserError if the context of torch.distributed.autograd in which a step begins has averages
+  // already. To be called after DistGrads::remember_context().
   void check_dist_averages() const;
 
   // Forgets the weights of all forwards since the last step. The next averaged backward raises if

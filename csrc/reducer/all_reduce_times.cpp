@@ -12,7 +12,7 @@
 namespace ddpx {
 namespace {
 
-// With the mutex held, between steps.
+// The caller holds the mutex, between steps.
 std::vector<int64_t> time_all_reduces(ReducerContext& context, int64_t num_bytes, int repeats) {
   const ExclusiveMutex::Occupation occupation(context.mutex);
   const at::NoGradGuard no_grad;

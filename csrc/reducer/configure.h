@@ -30,8 +30,8 @@ void set_mixed_precision(Reducer& reducer, Precision precision, std::shared_ptr<
 void set_divisor(Reducer& reducer, std::optional<int> divisor);
 
 // Rows by param index. From the next step on, the sparse gradient of such a param has entries in
-// these rows only, on every rank; see Bucket::set_rows(). UserError if a gradient is not expected
-// to be sparse.
+// these rows only, on every rank; see GradBuffer::set_rows(). UserError if a gradient is not
+// expected to be sparse.
 void set_sparse_rows(Reducer& reducer, const std::map<std::size_t, at::Tensor>& rows);
 
 // Whether backward raises, on every rank, if a gradient of any rank is not finite. Costs an
@@ -45,7 +45,7 @@ void set_after_sync(Reducer& reducer, std::function<void()> after_sync);
 void add_recording(Reducer& reducer, std::shared_ptr<Recording> recording);
 void remove_recording(Reducer& reducer, const std::shared_ptr<Recording>& recording);
 
-// For recordings: the module's own forward begins, after the buffers were synchronized.
+// For recordings and peers: the module's own forward begins, after the buffers were synchronized.
 void begin_module_forward(Reducer& reducer);
 
 // The times of one step in `sample_rate` are measured. UserError unless 1 or more.

@@ -13,7 +13,8 @@ namespace ddpx {
 
 // A thread of autograd knows the caller's stream of its own device only. On other devices it packs
 // gradients that no backward has produced in this step: work of the caller may have written them.
-// Does nothing for a module on one device. The reducer owns the object, under its mutex.
+// Does nothing for a module on one device. StepRunner owns the object, under the mutex of the
+// reducer.
 class ForwardStreams {
  public:
   explicit ForwardStreams(std::vector<c10::Device> devices) {

@@ -1,4 +1,4 @@
-// What a forward in a join() context announces to ranks that have run out of inputs.
+// The announcement of forwards in a join() context, to ranks that have run out of inputs.
 #pragma once
 
 #include <atomic>
@@ -7,8 +7,12 @@
 
 namespace ddpx {
 
-// Ranks without inputs make the step that the forwards of this rank since its last averaged
-// backward have announced. A backward that does otherwise raises. Takes no lock.
+// The announcement of the forwards since the last averaged backward of this rank. Ranks without
+// inputs make the step that was announced. A backward that does otherwise raises.
+//
+// The reducer owns this object. Forwards call announce() one at a time, and any thread may call
+// leave() and averages(), without the mutex. The other methods read the context, and need its
+// mutex.
 class JoinAnnouncement {
  public:
   // A forward announces whether its backward averages.

@@ -26,8 +26,9 @@
 
 namespace ddpx {
 
-// What the script and autograd call. Decides which backwards make a step. StepRunner runs the
-// steps, Step does the work of a step, and ReducerContext holds what outlives steps.
+// The calls of the script and of autograd. The reducer decides which backwards make a step.
+// StepRunner runs the steps, Step does the work of a step, and ReducerContext has the data that
+// outlives steps.
 //
 // reducer_backward.cpp has the calls of autograd, reducer_unused.cpp the prediction of params that
 // a backward does not reach, and reducer_owner.cpp several reducers of the same params. reducer.cpp
@@ -94,7 +95,8 @@ class Reducer final : public GradListener,
   // within a backward, and in a join() context without a forward that averages.
   void prepare_for_backward();
 
-  // Takes no lock.
+  // The announcement of forwards in a join() context. A backward that does otherwise raises. Takes
+  // no lock.
   JoinAnnouncement& join() {
     return join_;
   }

@@ -15,8 +15,9 @@
 namespace ddpx {
 
 // `comm_hook`, `comm_hook_is_registered`, `check_finite` and `manual_finalization` change between
-// steps only. The others may change at any time: a step reads `divisor` and `sparse_rows` when it
-// begins, and `after_sync` when it has ended. The context owns the settings, under its mutex.
+// steps only. The other settings may change at any time. A step reads `divisor` and `sparse_rows`
+// when the step begins. The reducer reads `after_sync` when a step has ended. The context owns the
+// settings, under its mutex.
 struct ReducerSettings {
   // UserError unless 1 or more.
   void set_divisor(std::optional<int> new_divisor);

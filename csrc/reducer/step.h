@@ -18,8 +18,8 @@
 namespace ddpx {
 
 // A step moves the gradients of one synchronized backward from `param.grad` into buckets and back,
-// from the first gradient to the last write-back. StepCollectives makes the collective calls. The
-// reducer creates the step when it begins, and destroys the step when it ends or breaks off.
+// from the first gradient to the last write-back. StepCollectives makes the collective calls.
+// StepRunner creates the step when it begins, and destroys the step when it ends or breaks off.
 //
 // Every method needs the mutex of the context. A method releases the mutex while it waits for
 // communication or runs a communication hook. Threads of a backward call begin() and arrive(), and

@@ -17,14 +17,15 @@
 
 namespace ddpx {
 
-// The state machine of a reducer: it owns the step while there is one, and each change of phase is
-// made here. Reducer decides which backward makes a step. Step does the work of a step.
+// The state machine of a reducer. The runner makes each change of phase, and owns the step while
+// there is one. Reducer decides which backward makes a step. Step does the work of a step.
 //
-// step_runner.cpp has the way of a step without errors. step_runner_failure.cpp has a step that
-// broke off, and step_runner_manual.cpp has manual finalization.
+// step_runner.cpp has steps without errors, and the rebuild of buckets. step_runner_failure.cpp has
+// steps that broke off. step_runner_manual.cpp has manual finalization.
 //
-// Every method needs the mutex of the context. Methods that wait for communication release the
-// mutex, and their comments name the phases in which they may be called.
+// The reducer owns the runner. Every method needs the mutex of the context. A method releases the
+// mutex while it waits for communication. `kA → kB` in a comment: the method may be called in phase
+// kA, and leaves the reducer in phase kB.
 class StepRunner {
  public:
   // Both must outlive this object.
@@ -42,10 +43,11 @@ class StepRunner {
 
   // ---- a step ----
 
-  // kIdle → kCollecting, at the first gradient.
+  // kIdle → kCollecting. To be called at the first gradient, or when a backward is known to bring
+  // no gradient.
   void begin();
 
-  // A gradient, or a part of a gradient, has arrived in `param.grad`.
+  // kCollecting. A gradient, or a part of a gradient, has arrived in `param.grad`.
   void arrive(std::size_t param_index);
 
   // kCollecting → kFinalizing. No further gradient of the step will come. `output_reached`: the
@@ -80,8 +82,8 @@ class StepRunner {
   // UserError in kReady: `call` would change gradients that are not averaged yet.
   void check_not_pending(const char* call) const;
 
-  // A gradient has arrived between the end of one step and the start of another one. It is in
-  // `param.grad` already. Throws in kReady and kFinalized.
+  // A gradient has arrived between the end of one step and the start of another one. The gradient
+  // is in `param.grad` already. UserError in kReady and kFinalized. Without effect in other phases.
   void refuse_grad(std::size_t param_index);
 
   // ---- buckets ----
@@ -94,8 +96,8 @@ class StepRunner {
   // ranks.
   void rebuild(const std::function<BucketPlan()>& agree);
 
-  // kIdle or kFailed. Moves to another group, with buckets as before the first step. A failed step
-  // stays failed.
+  // kIdle or kFailed, without a change of phase. Moves to another group, with buckets as before the
+  // first step.
   void move_to(std::shared_ptr<Collective> collective, int64_t num_steps);
 
   // ---- a step that broke off ----
@@ -104,8 +106,8 @@ class StepRunner {
   // wait for, if this rank can.
   void abandon() noexcept;
 
-  // kCollecting, and no backward runs: an earlier one ended without a report. Throws the error that
-  // names what it left without a gradient.
+  // kCollecting → kIdle, or kFailed. No backward runs: the backward of the step ended without a
+  // report. Throws an error that names the params whose gradients are missing.
   [[noreturn]] void drop_incomplete();
 
   // To be called in a catch block at the end of a backward or of a step. Tells peers of the error,
