@@ -169,7 +169,7 @@ void bind_reducer(py::module_& module) {
           },
           py::arg("captured"),
           NoGil())
-      .def("begin_forward", &begin_module_forward, NoGil())
+      .def("begin_forward", &Reducer::begin_forward, NoGil())
       .def("use_buckets", &Reducer::use_buckets, py::arg("buckets"), NoGil())
       .def("time_all_reduces", &time_all_reduces, py::arg("num_bytes"), py::arg("repeats"), NoGil())
       .def(
@@ -198,9 +198,9 @@ void bind_reducer(py::module_& module) {
       .def("set_divisor", &set_divisor, py::arg("divisor"), NoGil())
       .def(
           "announce_joined_step",
-          [](Reducer& reducer, bool averages) { reducer.join().announce(averages); },
+          [](Reducer& reducer, bool averages) { reducer.join_announcement().announce(averages); },
           py::arg("averages"))
-      .def("leave_join", [](Reducer& reducer) { reducer.join().leave(); })
+      .def("leave_join", [](Reducer& reducer) { reducer.join_announcement().leave(); })
       .def("set_sample_rate", &set_sample_rate, py::arg("sample_rate"), NoGil())
       .def(
           "set_collective",

@@ -112,9 +112,6 @@ at::Tensor GradBuffer::part_of(const at::Tensor& values, const Slot& slot) {
 }
 
 void GradBuffer::drop_memory() {
-  if (sparse_) {
-    return;
-  }
   buffer_.reset();
   for (auto& slot : slots_) {
     slot.view.reset();

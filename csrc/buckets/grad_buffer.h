@@ -47,6 +47,10 @@ class GradBuffer {
       Collective& collective,
       const Precision& precision = {},
       bool lazy = false);
+  GradBuffer(const GradBuffer&) = delete;
+  GradBuffer& operator=(const GradBuffer&) = delete;
+  GradBuffer(GradBuffer&&) = default;
+  GradBuffer& operator=(GradBuffer&&) = default;
 
   // Whether the slots have memory, which a lazy buffer lacks between steps.
   bool has_memory() const {

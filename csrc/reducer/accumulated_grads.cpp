@@ -42,7 +42,7 @@ void AccumulatedGrads::count_weight(WatchedForward forward) {
 
 // The values are read only if nothing is known to have changed them: `param.grad.data.zero_()` does
 // not change the version.
-std::optional<UserError> AccumulatedGrads::find_averages() const {
+std::optional<UserError> AccumulatedGrads::find_averages() {
   const auto& params = context_.params;
   auto& kept = context_.script_grads.kept;
   if (kept.empty() || running_task::is_distributed() ||

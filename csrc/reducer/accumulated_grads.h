@@ -33,7 +33,7 @@ class AccumulatedGrads {
   // To be called before the first gradient of the first backward after a step. Returns an error if
   // the script has not cleared the averages of that step. A later call then checks these
   // averages again. Without an error, no later call checks the averages of that step.
-  std::optional<UserError> find_averages() const;
+  std::optional<UserError> find_averages();
 
   // UserError if the context of torch.distributed.autograd in which a step begins has averages
   // already. To be called after DistGrads::remember_context().

@@ -10,45 +10,34 @@
 #include "../observe/event_log.h"
 
 namespace ddpx {
-namespace {
-
-// The caller holds the mutex, between steps.
-std::vector<int64_t> time_all_reduces(ReducerContext& context, int64_t num_bytes, int repeats) {
-  const ExclusiveMutex::Occupation occupation(context.mutex);
-  const at::NoGradGuard no_grad;
-  const auto device = context.params.device();
-  auto& collective = *context.collective;
-  const auto num_floats = std::max<int64_t>(num_bytes / static_cast<int64_t>(sizeof(float)), 1);
-  const auto buffer =
-      collective.allocate(num_floats, at::TensorOptions(at::kFloat).device(device)).zero_();
-  return context.communicate(
-      [&] {
-        std::vector<int64_t> times_ns;
-        for (int repeat = 0; repeat < repeats; ++repeat) {
-          const auto stream = current_stream(device);
-          if (stream) {
-            stream->synchronize();
-          }
-          const auto begin = steady_now();
-          collective.wait(*collective.all_reduce_sum(buffer), device);
-          if (stream) {
-            stream->synchronize();
-          }
-          times_ns.push_back(steady_now() - begin);
-        }
-        return times_ns;
-      },
-      [] { return std::string("the measurement of an all-reduce"); });
-}
-
-}  // namespace
 
 std::vector<int64_t> time_all_reduces(Reducer& reducer, int64_t num_bytes, int repeats) {
-  std::vector<int64_t> times_ns;
-  reducer.change_between_steps("time_all_reduces()", [&](ReducerContext& context) {
-    times_ns = time_all_reduces(context, num_bytes, repeats);
+  return reducer.run_alone("time_all_reduces()", [&](ReducerContext& context) {
+    const at::NoGradGuard no_grad;
+    const auto device = context.params.device();
+    auto& collective = *context.collective;
+    const auto num_floats = std::max<int64_t>(num_bytes / static_cast<int64_t>(sizeof(float)), 1);
+    const auto buffer =
+        collective.allocate(num_floats, at::TensorOptions(at::kFloat).device(device)).zero_();
+    return context.communicate(
+        [&] {
+          std::vector<int64_t> times_ns;
+          for (int repeat = 0; repeat < repeats; ++repeat) {
+            const auto stream = current_stream(device);
+            if (stream) {
+              stream->synchronize();
+            }
+            const auto begin = steady_now();
+            collective.wait(*collective.all_reduce_sum(buffer), device);
+            if (stream) {
+              stream->synchronize();
+            }
+            times_ns.push_back(steady_now() - begin);
+          }
+          return times_ns;
+        },
+        [] { return std::string("the measurement of an all-reduce"); });
   });
-  return times_ns;
 }
 
 }  // namespace ddpx

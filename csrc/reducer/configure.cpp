@@ -84,10 +84,6 @@ void remove_recording(Reducer& reducer, const std::shared_ptr<Recording>& record
   reducer.change([&](ReducerContext& context) { context.observer.remove_recording(recording); });
 }
 
-void begin_module_forward(Reducer& reducer) {
-  reducer.change([](ReducerContext& context) { context.emit(StepEvent::kModuleForwardBegin); });
-}
-
 void set_sample_rate(Reducer& reducer, int64_t sample_rate) {
   if (sample_rate < 1) {
     throw errors::not_positive("the sample rate", sample_rate);

@@ -45,9 +45,6 @@ void set_after_sync(Reducer& reducer, std::function<void()> after_sync);
 void add_recording(Reducer& reducer, std::shared_ptr<Recording> recording);
 void remove_recording(Reducer& reducer, const std::shared_ptr<Recording>& recording);
 
-// For recordings and peers: the module's own forward begins, after the buffers were synchronized.
-void begin_module_forward(Reducer& reducer);
-
 // The times of one step in `sample_rate` are measured. UserError unless 1 or more.
 void set_sample_rate(Reducer& reducer, int64_t sample_rate);
 

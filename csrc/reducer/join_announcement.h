@@ -10,15 +10,15 @@ namespace ddpx {
 // The announcement of the forwards since the last averaged backward of this rank. Ranks without
 // inputs make the step that was announced. A backward that does otherwise raises.
 //
-// The reducer owns this object. Forwards call announce() one at a time, and any thread may call
-// leave() and averages(), without the mutex. The other methods read the context, and need its
-// mutex.
+// The reducer owns this object. Any thread may call announce(), leave() and averages() without the
+// mutex. The other methods read the context, and need its mutex.
 class JoinAnnouncement {
  public:
   // A forward announces whether its backward averages.
   void announce(bool averages) {
-    if (averages || state_ != State::kAverages) {
-      state_ = averages ? State::kAverages : State::kLocal;
+    State before = state_;
+    while (before != State::kAverages &&
+           !state_.compare_exchange_weak(before, averages ? State::kAverages : State::kLocal)) {
     }
   }
 

@@ -177,10 +177,15 @@ bool Reducer::rebuild_buckets() {
   return context_.progress.phase == Phase::kIdle && steps_.rebuild_if_due();
 }
 
+void Reducer::begin_forward() {
+  const auto lock = lock_after_abort();
+  context_.emit(StepEvent::kModuleForwardBegin);
+}
+
 void Reducer::watch_outputs(const std::vector<at::Tensor>& outputs, bool params_replaced) {
   const auto lock = lock_after_abort();
   context_.emit(StepEvent::kForwardEnd);
-  const bool may_be_local = params_replaced && !join_.averages();
+  const bool may_be_local = params_replaced && !join_announcement_.averages();
   const auto averaging = may_be_local ? ForwardSync::kReplaced : ForwardSync::kOn;
   if (sync_enabled_) {
     context_.history.forward.await_backward();
@@ -203,7 +208,7 @@ void Reducer::prepare_for_backward() {
   const auto lock = lock_after_abort();
   check_outside_backward("prepare_for_backward()");
   steps_.check_not_pending("prepare_for_backward()");
-  join_.check_prepare(context_);
+  join_announcement_.check_prepare(context_);
   backward_sync_.prepare();
   context_.params.add_pre_hooks(weak_from_this());
 }
@@ -231,7 +236,7 @@ void Reducer::finalize_backward() {
                         !scope_.empty() && backward_sync_.output_reached();
     steps_.check_can_finalize(begins);
     const ExclusiveMutex::Occupation occupation(context_.mutex);
-    steps_.finalize(!scope_.empty(), backward_sync_.output_reached(), outputs_);
+    steps_.finalize(/*in_backward=*/!scope_.empty(), backward_sync_.output_reached(), outputs_);
     after_sync = context_.settings.after_sync;
   }
   call_after_sync(after_sync);

@@ -70,6 +70,9 @@ class Reducer final : public GradListener,
   // Rebuilds the buckets if that is due, as prepare_forward() does.
   bool rebuild_buckets();
 
+  // For recordings and peers: the module's own forward begins, after the buffers were synchronized.
+  void begin_forward();
+
   // To be called with the outputs of forward: the reducer then sees where a backward starts.
   // `params_replaced`: other tensors were in the places of all params. A backward that brings no
   // gradient then makes no step, except in a join() context, where ranks without inputs expect one.
@@ -97,8 +100,8 @@ class Reducer final : public GradListener,
 
   // The announcement of forwards in a join() context. A backward that does otherwise raises. Takes
   // no lock.
-  JoinAnnouncement& join() {
-    return join_;
+  JoinAnnouncement& join_announcement() {
+    return join_announcement_;
   }
 
   // Makes the collective calls of a step in which this rank has no gradients and wants none, so
@@ -185,6 +188,16 @@ class Reducer final : public GradListener,
     change(context_);
   }
 
+  // As change_between_steps(), for a call that communicates: waits while another thread ends a
+  // step, and has the reducer to itself. Returns what `function` returns.
+  template <typename Function>
+  auto run_alone(const char* call, const Function& function) {
+    const auto lock = lock_after_abort();
+    check_idle(call);
+    const ExclusiveMutex::Occupation occupation(context_.mutex);
+    return function(context_);
+  }
+
  private:
   using Indices = std::vector<std::size_t>;
   using Lock = ExclusiveMutex::Lock;
@@ -243,7 +256,7 @@ class Reducer final : public GradListener,
   StepRunner steps_;
   AccumulatedGrads accumulated_;
   std::atomic<bool> sync_enabled_{true};
-  JoinAnnouncement join_;
+  JoinAnnouncement join_announcement_;
   BackwardScope scope_;
   BackwardSync backward_sync_;
   OutputWatch outputs_;

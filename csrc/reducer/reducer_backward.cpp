@@ -20,7 +20,7 @@ void Reducer::on_output_grad(ForwardSync forward) {
   steps_.recover_in_backward();
   context_.emit(StepEvent::kOutputReached);
   if (!sync_enabled_ && forward == ForwardSync::kOn && running_task::runs_whole_graph()) {
-    join_.check_local(context_);
+    join_announcement_.check_local(context_);
   }
   const bool averages = sync_enabled_ && !params.hooks().empty();
   const bool returns_grads = running_task::returns_grads();
@@ -176,7 +176,7 @@ void Reducer::begin_step() {
     refuse_capture(context_, sync_enabled_);
   }
   check_params(context_, weak_from_this());
-  join_.begin_step(context_);
+  join_announcement_.begin_step(context_);
   check_weights(context_);
   if (running_task::is_distributed()) {
     dist_grads_.remember_context();

@@ -114,7 +114,7 @@ class ReducerJoined : public ReducerNoSync {
 };
 
 TEST_F(ReducerJoined, ALocalBackwardIsAnErrorWhereAnAverageWasAnnounced) {
-  replica.reducer->join().announce(true);
+  replica.reducer->join_announcement().announce(true);
   const auto loss = replica.forward({2, 1, 0});
   replica.reducer->set_sync_enabled(false);
   expect_mentions(error_of([&] { loss.backward(); }), {"join()", "backward runs inside"});
@@ -125,7 +125,7 @@ TEST_F(ReducerJoined, ALocalBackwardIsAnErrorWhereAnAverageWasAnnounced) {
 }
 
 TEST_F(ReducerJoined, AnAverageIsAnErrorWhereOnlyLocalStepsWereAnnounced) {
-  replica.reducer->join().announce(false);
+  replica.reducer->join_announcement().announce(false);
   const auto bypass = replica.params[0].sum();
   expect_mentions(error_of([&] { bypass.backward(); }), {"join()", "averages gradients"});
   EXPECT_EQ(num_all_reduces(), 0u);
@@ -133,9 +133,9 @@ TEST_F(ReducerJoined, AnAverageIsAnErrorWhereOnlyLocalStepsWereAnnounced) {
 }
 
 TEST_F(ReducerJoined, AnAnnouncedAverageAllowsLocalStepsBesideIt) {
-  replica.reducer->join().announce(true);
+  replica.reducer->join_announcement().announce(true);
   const auto loss = replica.forward({2, 1, 0});
-  replica.reducer->join().announce(false);
+  replica.reducer->join_announcement().announce(false);
   local_forward().backward();
   const auto local = local_forward();
   replica.reducer->set_sync_enabled(false);
@@ -148,13 +148,13 @@ TEST_F(ReducerJoined, AnAnnouncedAverageAllowsLocalStepsBesideIt) {
 
 TEST_F(ReducerJoined, PreparingNeedsAnAnnouncedAverage) {
   const auto prepare = [this] { replica.reducer->prepare_for_backward(); };
-  replica.reducer->join().announce(false);
+  replica.reducer->join_announcement().announce(false);
   expect_mentions(error_of(prepare), {"join()", "prepare_for_backward()"});
-  replica.reducer->join().announce(true);
+  replica.reducer->join_announcement().announce(true);
   EXPECT_EQ(error_of(prepare), "");
   replica.step();
   expect_mentions(error_of(prepare), {"join()"});
-  replica.reducer->join().leave();
+  replica.reducer->join_announcement().leave();
   EXPECT_EQ(error_of(prepare), "");
 }
 
