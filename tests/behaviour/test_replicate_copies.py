@@ -199,6 +199,25 @@ def _traced() -> None:
     assert torch.allclose(graph(x), module(x))
 
 
+def _traced_by_one_rank() -> None:
+    """A trace makes no collective call: not for buffers, and not for a rebuild that is due."""
+    module = ddpx.replicate(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    x = torch.randn(8, 4)
+    for _ in range(3):
+        if dist.get_rank() == 0:
+            before = module[1].num_batches_tracked.clone()
+            exported = torch.export.export(module, (x,)).module()
+            assert module[1].num_batches_tracked == before
+            traced = torch.jit.trace(module.eval(), x, check_trace=False)  # the check is a forward
+            assert torch.allclose(traced(x), module.forward(x))
+            module.train()
+            assert torch.allclose(exported(x), module.forward(x))
+        module(x).square().sum().backward()
+    total = module[0].weight.grad.clone()
+    dist.all_reduce(total)
+    assert torch.allclose(total, 2 * module[0].weight.grad)
+
+
 def _parametrized() -> None:
     """Other layers or parameters, as of PEFT: an error, until replicate() is called again."""
     module = ddpx.replicate(Net())
@@ -234,7 +253,15 @@ def _fsdp() -> None:
 
 RUNS = {
     run.__name__.strip("_"): run
-    for run in (_functional_call, _checkpoints, _traced, _parametrized, _scripted, _fsdp)
+    for run in (
+        _functional_call,
+        _checkpoints,
+        _traced,
+        _traced_by_one_rank,
+        _parametrized,
+        _scripted,
+        _fsdp,
+    )
 }
 
 

@@ -101,9 +101,10 @@ class Before(Hook):
             _close_ended(calls)
             # A module that calls itself is one forward, as in a wrapper.
             is_nested = any(call.front is front for call in calls)
-        call = _Call(front, frame, is_nested)
+        is_passive = is_nested or _is_traced()
+        call = _Call(front, frame, is_passive)
         calls.append(call)
-        if is_nested:
+        if is_passive:
             return args, kwargs
         ownership.forwards.running.append(front._ddpx)
         inputs = front._pre_forward(*args, **kwargs)
@@ -126,7 +127,7 @@ class After(Hook):
             while calls[-1].front is not front:
                 calls.pop().close(None)
         call = calls.pop()
-        if call.is_nested:
+        if call.is_passive:
             return
         error = sys.exc_info()[1]
         try:
@@ -162,7 +163,8 @@ class _Call:
             such as KeyboardInterrupt. The frame then tells that the forward has ended.
         depth: The number of other forwards around it.
         outer_error: The exception that the caller was handling when the forward began.
-        is_nested: Whether it is a part of a forward of the same module.
+        is_passive: Whether the hooks do nothing: the forward is a part of a forward of the same
+            module, or is traced.
         module_runs: Whether the module's own forward has begun.
     """
 
@@ -173,17 +175,17 @@ class _Call:
         "depth",
         "frame",
         "front",
-        "is_nested",
+        "is_passive",
         "module_runs",
         "outer_error",
     )
 
-    def __init__(self, front: HookFront, frame: FrameType, is_nested: bool) -> None:
+    def __init__(self, front: HookFront, frame: FrameType, is_passive: bool) -> None:
         self.front = front
         self.frame = frame
         self.depth = len(ownership.forwards.running)
         self.outer_error = sys.exc_info()[1]
-        self.is_nested = is_nested
+        self.is_passive = is_passive
         self.module_runs = False
         self._active: AbstractContextManager[None] | None = None
         self._lowered: AbstractContextManager[list[torch.Tensor]] | None = None
@@ -231,6 +233,11 @@ class _Running(threading.local):
 _running = _Running()
 
 
+def _is_traced() -> bool:
+    """Whether torch.jit or torch.export traces the forward. Neither can trace communication."""
+    return torch.jit.is_tracing() or torch.compiler.is_exporting()
+
+
 def _close_ended(calls: list[_Call]) -> None:
     """Removes forwards that ended without a hook after them."""
     frames = set()
@@ -240,6 +247,6 @@ def _close_ended(calls: list[_Call]) -> None:
         frame = frame.f_back
     while calls and calls[-1].frame not in frames:
         call = calls.pop()
-        if not call.is_nested:
+        if not call.is_passive:
             call.close(None)
             del ownership.forwards.running[call.depth :]
