@@ -61,7 +61,7 @@ class ReducerDDP(DDPInterface):
             these steps if ``gradient_as_bucket_view`` is set. At three or more ranks, another plan
             gives other bits over gloo and NCCL. Excludes a communication hook, ``bucket_plan``,
             ``bucket_cap_mb_list`` and delayed parameters. The page docs/bucket_plans.md has the
-            rules. ``DDPX_BUCKET_CAP_MB`` takes precedence. ``"auto"`` is not in DDP.
+            rules. ``DDPX_BUCKET_CAP_MB`` takes precedence over a number. ``"auto"`` is not in DDP.
         find_unused_parameters: Allow parameters without a gradient in some steps. If no rank uses
             a parameter in a step, ``param.grad`` does not change. Default False.
         check_reduction: No effect, as in DDP.

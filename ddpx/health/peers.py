@@ -80,7 +80,8 @@ def peer_status(model: Wrapper | nn.Module) -> list[RankStatus]:
         A :class:`~ddpx.health.RankStatus` for each rank, including this one.
 
     Raises:
-        RuntimeError: The failure detector is off: the world size is 1, or ``DDPX_HEALTH=0``.
+        RuntimeError: The failure detector is off: the world size is 1, the process group has no
+            store, or ``DDPX_HEALTH=0`` is set.
 
     Example:
         >>> for status in ddpx.peer_status(model):
@@ -119,7 +120,8 @@ def peer_stack(
         its process is stopped, or while native code holds the GIL.
 
     Raises:
-        RuntimeError: The failure detector is off: the world size is 1, or ``DDPX_HEALTH=0``.
+        RuntimeError: The failure detector is off: the world size is 1, the process group has no
+            store, or ``DDPX_HEALTH=0`` is set.
         TypeError: ``rank`` is not an integer, or ``timeout`` is neither a number nor a timedelta.
         ValueError: ``rank`` is not another rank of the group, or ``timeout`` is below 0.001 s.
 

@@ -164,7 +164,8 @@ def register_fused_optim(
     Raises:
         TypeError: ``optim`` is not a class.
         RuntimeError: torch has no functional form of ``optim``.
-        ValueError: Parameters are DTensors; or ``reduce_dtype`` or ``grad_dtype`` is set.
+        ValueError: Parameters are DTensors; ``reduce_dtype`` or ``grad_dtype`` is set; or the
+            average is not the mean.
 
     Example:
         >>> before = model.module.weight.detach().clone()
@@ -177,7 +178,7 @@ def register_fused_optim(
 
 
 def set_static_graph(model: nn.Module) -> None:
-    """Has the effect of ``static_graph=True``. Allowed before the first backward.
+    """Has the effect of ``static_graph=True``. Allowed before the first averaged backward.
 
     Args:
         model: A replicated module, a wrapper, or a module around one.

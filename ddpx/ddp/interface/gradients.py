@@ -173,7 +173,7 @@ class GradientInterface(JoinInterface, Finalization):
         """Has no effect: the reducer knows."""
 
     def _set_static_graph(self) -> None:
-        """Has the effect of ``static_graph=True``. Allowed before the first backward."""
+        """Has the effect of ``static_graph=True``. Allowed before the first averaged backward."""
         if self.static_graph:
             warnings.warn(
                 "You've set static_graph to be True, no need to set it again. This call of "
