@@ -6,7 +6,6 @@ make reliability
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,11 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpx import ReducerDDP, __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT / "tests" / "faults"))
 
 from fault_cases import Case, Report, train  # type: ignore[import-not-found]  # noqa: E402
 from fault_ranks import Ending, run_ranks  # type: ignore[import-not-found]  # noqa: E402
-from health import ns_of_publishing  # noqa: E402
 from mistakes import MISTAKES, Outcome, make_mistake  # type: ignore[import-not-found]  # noqa: E402
 
 WORLD_SIZE = 3
@@ -143,33 +141,6 @@ def _seconds(sight: Sight) -> str:
     return "-" if sight.seconds is None else f"{sight.seconds:.1f}"
 
 
-def _cost(path: Path) -> str:
-    """The cost of health monitoring, from the last `make bench`."""
-    if not path.exists():
-        return "Not measured yet: `python benchmarks/run.py --only health`."
-    record = json.loads(path.read_text())
-    rows = [
-        [
-            transport,
-            f"{cell['ms']['without']['median']:.3g}",
-            f"{cell['ns_per_step']['median']:.0f}",
-            f"{cell['noise_ns_per_step']['median']:.0f}",
-        ]
-        for transport, cell in record["results"]["cells"].items()
-    ]
-    headers = ["transport", "ms a step", "ns for the detector", "ns between two without it"]
-    cost = record["results"]["publishing"][0]
-    return (
-        f"Publishing the state of a step takes {ns_of_publishing(cost, 1):.0f} ns with one bucket, "
-        f"{ns_of_publishing(cost, 10):.0f} ns with ten ({cost['ranks']} ranks, "
-        "`benchmarks/health_bench.cpp`). The table compares whole steps with and without the "
-        "detector. Its last column is the difference between two runs without the detector. "
-        f"`python benchmarks/run.py --only health`, {record['date']}, load {record['load']}, "
-        f"{record['results']['num_params']} parameters:\n\n"
-        + tabulate(rows, headers, tablefmt="github", disable_numparse=True)
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "reliability.md")
@@ -205,8 +176,6 @@ def main() -> int:
             ),
             "## What they see",
             *sections,
-            "## What the failure detector costs",
-            _cost(ROOT / "benchmarks" / "results" / "health.json"),
         ]
     )
     write_between_marks(arguments.document, "reliability", text)
