@@ -42,12 +42,31 @@ class ReduceCost:
         self._slopes = self._times.diff() / self._sizes.diff()
 
     def scaled(self, factor: float) -> ReduceCost:
-        """The same costs, each multiplied by ``factor``."""
+        """Returns the same costs, each multiplied by ``factor``.
+
+        Args:
+            factor: A positive number.
+
+        Example:
+            >>> from ddpx.planning import ReduceCost
+            >>> ReduceCost([(1_000, 0.001), (3_000, 0.002)]).scaled(3)(3_000)
+            0.006
+        """
         points = zip(self._sizes.tolist(), self._times.tolist(), strict=True)
         return ReduceCost([(size, factor * time) for size, time in points])
 
     def of(self, num_bytes: torch.Tensor) -> torch.Tensor:
-        """The times in seconds of all-reduces with these sizes in bytes, as float64."""
+        """Returns the times of several all-reduces, as a float64 tensor in seconds.
+
+        Args:
+            num_bytes: The sizes, as a tensor.
+
+        Example:
+            >>> from ddpx.planning import ReduceCost
+            >>> cost = ReduceCost([(1_000, 0.001), (3_000, 0.002)])
+            >>> cost.of(torch.tensor([2_000, 5_000])).tolist()
+            [0.0015, 0.003]
+        """
         sizes = num_bytes.to(torch.float64).clamp(min=float(self._sizes[0]))
         left = (torch.searchsorted(self._sizes, sizes, right=True) - 1).clamp(
             max=len(self._slopes) - 1

@@ -28,6 +28,11 @@ class Gradient:
     Attributes:
         num_bytes: Its size.
         ready_s: The time in seconds from the start of the backward until it is ready on all ranks.
+
+    Example:
+        >>> from ddpx.planning import Gradient
+        >>> Gradient(num_bytes=4_096, ready_s=0.002).num_bytes
+        4096
     """
 
     num_bytes: int

@@ -64,6 +64,7 @@ def _all_names() -> Iterator[PublicName]:
     names = set(ddpx.health.__all__) - _NOT_FOR_USERS - set(ddpx.__all__)
     yield from _of_module("ddpx.health", sorted(names))
     yield from _of_module("ddpx.testing", importlib.import_module("ddpx.testing").__all__)
+    yield from _of_module("ddpx.planning", ["Gradient", "ReduceCost", "best_partition"])
     for module in _DATA_MODULES:
         for name, value in vars(importlib.import_module(module)).items():
             if inspect.isclass(value) and value.__module__ == module and name[0] != "_":
@@ -85,7 +86,7 @@ def _of_class(name: str, cls: type) -> Iterator[PublicName]:
     docstring = inspect.cleandoc(cls.__doc__ or "")
     if dataclasses.is_dataclass(cls):
         fields = tuple(field.name for field in dataclasses.fields(cls) if field.repr)
-        holds_data = cls.__module__ in (*_DATA_MODULES, "ddpx.health.look", "ddpx.health.failure")
+        holds_data = cls.__module__ in (*_DATA_MODULES, "ddpx.health.failure")
         yield PublicName(name, docstring, not holds_data, fields)
     else:
         yield PublicName(name, docstring, True)
