@@ -158,7 +158,7 @@ class Recording:
         steps: The complete steps, in order.
         clocks: The clock of each recorded rank, by rank.
         hosts: The host name of each recorded rank, by rank.
-        backend: The backend of the process group.
+        backend: The transport of buckets: ``"shm"``, or the backend of the process group.
         device: The device of the module. On other devices than ``"cpu"``, times are those of the
             device. The times of phases are those of the host.
         world_size: The number of ranks in the process group. Some may not be recorded.

@@ -135,7 +135,7 @@ class Summary:
         straggler: The rank that keeps other ranks waiting longest. None if the wait is not surely
             (with 95 %) more than 5 % of a step, and more than the error of the clocks.
         shared_cores: For each set of cores with more threads than cores, the numbers as text.
-        backend: The backend of the process group.
+        backend: The transport of buckets: ``"shm"``, or the backend of the process group.
         device: The device of the model.
         world_size: The number of ranks in the process group.
         lost_events: The number of older events for which the ring buffer had no room.

@@ -35,7 +35,7 @@ class RankData:
         rank: The rank in the process group.
         world_size: The number of ranks in the process group.
         host: The host name.
-        backend: The backend of the process group.
+        backend: The transport of buckets: ``"shm"``, or the backend of the process group.
         device: The device of the module.
         param_names: The names of the averaged parameters.
         param_bytes: The size of each gradient. 0 for a sparse gradient.
