@@ -49,7 +49,7 @@ class ReducerDDP(DDPInterface):
             wrapper then moves inputs to this device. None, the default, for all other modules.
         output_device: The device of outputs, if the module is on one accelerator. The wrapper
             stores this argument for compatibility with DDP.
-        dim: The batch dimension. Only 0 is supported.
+        dim: The batch dimension of ``scatter()`` and ``gather()``. No other effect. Default 0.
         broadcast_buffers: The older form of ``forward_sync_buffers``. This form also decides
             whether construction broadcasts buffers.
         init_sync: Compare the parameters of all ranks at construction, and broadcast the state of

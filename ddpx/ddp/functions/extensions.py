@@ -37,10 +37,7 @@ class AsMethod:
             return self._function
         name = self._function.__name__
         if _has(wrapper.module, name):
-            raise AttributeError(
-                f"{type(wrapper).__name__} has no method {name}, because the wrapped module has an "
-                f"attribute of this name. Call ddpx.{name}(model)."
-            )
+            raise AttributeError(name)  # Python then calls nn.Module.__getattr__, which has a text
         return MethodType(self._function, wrapper)
 
 
