@@ -3,9 +3,32 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
+#include <vector>
+
+#include "../errors.h"
 
 namespace ddpx {
+namespace {
+
+// Another call of rank 0, such as the broadcast of a buffer, may have sent other numbers.
+void check_received(const std::vector<int64_t>& order) {
+  std::vector<bool> seen(order.size(), false);
+  for (const auto param_index : order) {
+    const auto place = static_cast<std::size_t>(param_index);
+    if (param_index < 0 || place >= order.size() || seen[place]) {
+      throw UserError(
+          "rank 0 sent something else, because ranks have made different collective calls. All "
+          "ranks must run equally many forwards and backwards of this wrapper, and make the "
+          "collective calls of the script in the same order.");
+    }
+    seen[place] = true;
+  }
+}
+
+}  // namespace
 
 ArrivalOrder::ArrivalOrder(std::size_t num_params, bool wanted)
     : num_params_(num_params), stage_(wanted ? Stage::kWanted : Stage::kDone) {}
@@ -41,6 +64,7 @@ std::vector<std::size_t> ArrivalOrder::agree(Collective& collective, c10::Device
   collective.broadcast_from_rank_0(order);
   order = order.cpu();
   const auto* agreed = order.const_data_ptr<int64_t>();
+  check_received({agreed, agreed + order.numel()});
   return {agreed, agreed + order.numel()};
 }
 

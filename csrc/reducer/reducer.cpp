@@ -51,9 +51,9 @@ Reducer::~Reducer() {
   }
 }
 
-// A backward of the last forward would leave gradients local.
+// A backward of an earlier forward would leave gradients local.
 void Reducer::abandon_outputs() noexcept {
-  if (!context_.history.forward.awaits_backward() || has_yielded() || !context_.communicates()) {
+  if (context_.params.hooks().empty() || has_yielded() || !context_.communicates()) {
     return;
   }
   try {

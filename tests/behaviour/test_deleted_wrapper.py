@@ -50,6 +50,27 @@ def test_the_backward_raises(ranks, mode):
     ranks(2).run(_check, mode)
 
 
+def _check_after_a_backward(mode: str) -> None:
+    module = nn.Linear(1, 1, bias=False)
+    model = ReducerDDP(module, **MODES[mode])
+    inputs = torch.full((1, 1), 1.0 + dist.get_rank())
+    first, second = model(inputs).sum(), model(inputs).sum()
+    first.backward(retain_graph=True)
+    averaged = module.weight.grad.clone()
+    del model
+    gc.collect()
+    for loss in (first, second):
+        with pytest.raises(RuntimeError, match=r"rank \d.* the wrapper of Linear was deleted"):
+            loss.backward()
+    assert torch.equal(module.weight.grad, averaged)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_second_backward_raises(ranks, mode):
+    """One backward has averaged, so no forward waits for its first backward."""
+    ranks(2).run(_check_after_a_backward, mode)
+
+
 def _check_where_nothing_is_lost() -> None:
     """Another wrapper averages, no other rank exists, or the script has ended the averages."""
     module = nn.Linear(1, 1, bias=False)

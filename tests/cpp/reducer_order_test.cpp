@@ -187,5 +187,21 @@ TEST(ReducerRebuild, FindUnusedNeverRebuilds) {
   EXPECT_FALSE(replica.reducer->prepare_forward());
 }
 
+TEST(ReducerOrder, AnOrderThatRank0DidNotSendIsAnErrorOfTheScript) {
+  for (const auto& stray :
+       {std::vector<int64_t>{0, 1, 7},
+        std::vector<int64_t>{0, -1, 2},
+        std::vector<int64_t>{0, 1, 1}}) {
+    Replica replica;
+    replica.step({2, 1, 0});
+    replica.collective->on_broadcast = [&](const at::Tensor& order) {
+      std::copy(stray.begin(), stray.end(), order.mutable_data_ptr<int64_t>());
+    };
+    expect_mentions(
+        error_of([&] { replica.reducer->prepare_forward(); }),
+        {"the order in which gradients arrived", "different collective calls"});
+  }
+}
+
 }  // namespace
 }  // namespace ddpx
