@@ -198,18 +198,25 @@ def test_a_rank_has_the_environment_of_the_call(monkeypatch: pytest.MonkeyPatch)
         assert pool.run(_state) == [("yes", False, "/last", "DETAIL", 1)]
 
 
-_CRASHES = """
-import ctypes
-from ddpx.testing import RankPool
+_SIGNALS = """
+import ctypes, signal
+from ddpx.testing import RankFailed, RankPool
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 with RankPool(1, start_method="spawn") as pool:
+    try:
+        pool.run(signal.raise_signal, signal.SIGINT)
+    except RankFailed as error:
+        print(error)
     pool.run(ctypes.string_at, 0)
 """
 
 
-def test_a_crash_prints_cpp_stacks():
+def test_a_crash_prints_cpp_stacks_and_an_interrupt_does_not():
     done = subprocess.run(
-        [sys.executable, "-c", _CRASHES], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _SIGNALS], capture_output=True, text=True, check=False
     )
+    assert "raise_signal failed on 1 of 1 rank\n" in done.stdout
+    assert "KeyboardInterrupt" in done.stdout and "SIGINT" not in done.stderr
     assert "SIGSEGV(11), PID" in done.stderr and "frame #1: " in done.stderr
     assert "rank 0: died, exit code -11" in done.stderr and "Fatal Python error" in done.stderr
 
