@@ -185,7 +185,8 @@ def _added_layer(net: nn.Module) -> None:
 
 
 def _added_parameter(net: nn.Module) -> None:
-    net.register_parameter("scale", nn.Parameter(torch.ones(1).double()))
+    """Behind all other parameters and layers."""
+    net.third.register_parameter("scale", nn.Parameter(torch.ones(1).double()))
 
 
 CHANGES = {
@@ -193,7 +194,7 @@ CHANGES = {
     _new_parameters: SECOND,
     _assigned: SECOND,
     _added_layer: {"second.1.weight", "second.1.bias"},
-    _added_parameter: {"scale"},
+    _added_parameter: {"third.scale"},
 }
 CHANGES_BY_NAME = {change.__name__.strip("_"): change for change in CHANGES}
 

@@ -23,6 +23,7 @@ WRONG: dict[str, tuple[object, type[Exception]]] = {
     "a tensor": (torch.tensor(-2.0), ValueError),
     "two numbers": (torch.ones(2), TypeError),
     "complex": (torch.tensor(1j), TypeError),
+    "complex on a device": (torch.tensor(1j, device="meta"), TypeError),
     "a text": ("3", TypeError),
     "None": (None, TypeError),
     "a bool": (True, TypeError),

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms import Join
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 import ddpx
 from ddpx import ReducerDDP
@@ -128,11 +129,18 @@ def _buffer_hook(model: nn.Module) -> None:
     calls = []
 
     def hook(state: object, named: dict[str, torch.Tensor]) -> None:
-        calls.append(sorted(name.rpartition(".")[2] for name in named))
+        calls.append(
+            {name.rpartition(".")[2]: buffer.sum().item() for name, buffer in named.items()}
+        )
 
-    ddpx.register_buffer_comm_hook(model, None, hook)
-    _train(model)
-    assert calls == [["num_batches_tracked", "running_mean", "running_var"]] * 2
+    for where in _BufferCommHookLocation:
+        ddpx.register_buffer_comm_hook(model, None, hook, where)
+        _train(model)
+    assert all(
+        call.keys() == {"num_batches_tracked", "running_mean", "running_var"} for call in calls
+    )
+    # Two calls before their forwards, and two calls after their forwards.
+    assert [call["num_batches_tracked"] for call in calls] == [0, 1, 3, 4]
 
 
 def _fused(model: nn.Module) -> None:

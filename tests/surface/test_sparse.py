@@ -204,3 +204,29 @@ def _mixed_step(model: nn.Module, number: int) -> None:
 def test_sparse_and_dense(ranks, mode):
     """The table's gradient is uncoalesced, since the table is read twice."""
     ranks(2).run(_check_against_mean, _Mixed, _mixed_step, _ALL_MODES[mode])
+
+
+# The loss of the last rank, if the others use a row of a sparse table.
+OF_THE_LAST_RANK: dict[str, Callable[[nn.Module], torch.Tensor]] = {
+    "sparse": lambda table: table(torch.tensor([1, 3])),
+    "dense": lambda table: table.module.weight,
+    "unused": lambda table: torch.ones(2, requires_grad=True),
+}
+
+
+def _check_synchronized_grads_of_a_table(last: str) -> None:
+    """The mean is sparse if the gradients of all ranks are sparse."""
+    model = ReducerDDP(nn.Embedding(4, 2, sparse=True))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    used = OF_THE_LAST_RANK[last if rank == world - 1 else "sparse"](model)
+    (grad,) = model.synchronized_grads(used.sum(), [model.module.weight], allow_unused=True)
+    rows = {"sparse": [0.0, 1, 0, 1], "dense": [1.0] * 4, "unused": [0.0] * 4}
+    of_others = torch.tensor(rows["sparse"]) * (world - 1)
+    mean = (of_others + torch.tensor(rows[last])) / world
+    assert grad is not None and grad.is_sparse == (last == "sparse")
+    torch.testing.assert_close(grad.to_dense(), mean[:, None].expand(4, 2))
+
+
+@pytest.mark.parametrize("last", OF_THE_LAST_RANK)
+def test_synchronized_grads_of_a_table(ranks, last):
+    ranks(3).run(_check_synchronized_grads_of_a_table, last)
