@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import pytest
@@ -124,6 +125,9 @@ def _check_steps(build: Callable[[], nn.Module], config: Any, options: dict[str,
             if param.requires_grad:
                 assert param.grad is not None and param.grad.dtype == torch.float32
                 assert torch.equal(param.grad.to_dense(), expected[name]), (step, name)
+        for layer in module.modules():
+            if isinstance(layer, nn.RNNBase):
+                assert all(map(is_, layer._flat_weights, layer.parameters()))
         optimizer.step()
         optimizer.zero_grad(set_to_none=step % 2 == 0)
     for dtype in getattr(module, "seen", []):
@@ -166,6 +170,7 @@ def _noted_buffers() -> list[float]:
         with set_checkpoint_early_stop(False):  # otherwise the forward in backward stops early
             loss = checkpoint(model, torch.ones(2, 8), use_reentrant=False).sum()
         loss.backward()
+        assert all(isinstance(param, nn.Parameter) for param in model.module.parameters())
     return model.module.recorded
 
 
