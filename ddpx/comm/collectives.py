@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddpx import health
+from ddpx.comm.process_group import is_written_in_python
 
 
 def all_reduce(
@@ -19,7 +20,25 @@ def all_reduce(
     """Reduces ``tensor`` over all ranks in place, and returns it."""
     work = dist.all_reduce(tensor, op, group=group, async_op=True)
     health.wait_for(work, group, tensor.device)
+    if is_written_in_python(group):
+        _copy_result(work, tensor)
     return tensor
+
+
+def _copy_result(work: Any, tensor: torch.Tensor) -> None:
+    """Copies the result of a group that is written in Python. The result may be only in a future.
+
+    The reducer reads the future, too.
+    """
+    try:
+        future = work.get_future()
+    except RuntimeError:  # the work has no future
+        return
+    value = future.wait()
+    result = value[0] if isinstance(value, (list, tuple)) else value
+    if isinstance(result, torch.Tensor) and result is not tensor:
+        is_real = tensor.is_complex() and not result.is_complex()
+        (torch.view_as_real(tensor) if is_real else tensor).copy_(result)
 
 
 def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -> torch.Tensor:

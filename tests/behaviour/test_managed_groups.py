@@ -155,12 +155,31 @@ def _check_further_calls() -> None:
     assert [name for name, *_ in group.calls] == ["allreduce", "allreduce"]
     assert model.reducer.transport == "managed"
     assert model._get_ddp_logging_data()["backend_name"] == "managed"
+    model = ReducerDDP(nn.Linear(2, 1), process_group=IN_PLACE_OF_RANKS["in place"]())
+    assert model._get_ddp_logging_data()["world_size"] == 1  # as DDP's core reads it
     with pytest.raises(ValueError, match="transport='shm' cannot be used"):
         ReducerDDP(nn.Linear(2, 1), process_group=group, transport="shm")
 
 
 def test_further_calls(ranks):
     on_ranks(ranks, 1, _check_further_calls)
+
+
+def _check_autograd_grad() -> None:
+    """The result of the group is in a future. The last rank does not use the bias."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = ReducerDDP(nn.Linear(2, 1), process_group=WrappedGroup())
+    params = list(model.parameters())
+    x = torch.full((1, 2), float(rank))
+    output = model(x) if rank < world - 1 else nn.functional.linear(x, params[0])
+    weight, bias = model.synchronized_grads(output.sum(), params, allow_unused=True)
+    # The group halves sums, also for another number of ranks.
+    assert weight.tolist() == [[(world - 1) / 4] * 2]
+    assert bias.tolist() == pytest.approx([(world - 1) / world / 2])
+
+
+def test_autograd_grad(ranks, world):
+    on_ranks(ranks, world, _check_autograd_grad)
 
 
 # ---- groups that torch did not make --------------------------------------------------------------
