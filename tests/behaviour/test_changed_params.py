@@ -237,7 +237,7 @@ def _check_bypassed(cast: bool, mode: str) -> None:
     def step() -> None:
         ref.loss_of(ours(ref.data())).backward()
 
-    ref.assert_names(ref.error_of(step), {"first.weight"} if cast else {"scale"}, "wrap")
+    ref.assert_names(ref.error_of(step), {"first.weight"} if cast else {"third.scale"}, "wrap")
 
 
 @ref.modes
