@@ -142,6 +142,19 @@ def test_new_parameters_behind_an_output_that_is_not_described(ranks):
     ranks(2).run(_check_output_of_a_subclass)
 
 
+def _check_frozen_layer() -> None:
+    model = ReducerDDP(_net())
+    model.module.append(nn.Linear(2, 2).requires_grad_(False))
+    for _ in range(2):
+        _step(model)
+        assert all(param.grad is None for param in model.module[2].parameters())
+        _assert_averaged(model.module[:2])
+
+
+def test_a_frozen_layer_may_be_added(ranks):
+    ranks(2).run(_check_frozen_layer)
+
+
 def _check_functional_calls(options: dict[str, Any]) -> None:
     """Tensors of ``functional_call()`` do not become parameters of the assigned module."""
     model = ReducerDDP(_net(), **options)

@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import ddpx
+from ddpx.ddp.search import wrapper_search
 
 
 class _Layers(nn.Module):
@@ -153,10 +154,15 @@ def test_default_device_of_the_script(ranks, tmp_path):
 
 
 def _three_ranks() -> tuple[Any, ...]:
-    """Another plan gives other bits, but the same means."""
-    with short_search():
+    """Another plan gives other bits, but the same means. Rank 0 logs the report."""
+    with short_search(), patch.object(wrapper_search._logger, "info") as info:
         model = ddpx.ReducerDDP(_Layers(), bucket_cap_mb="auto", transport="group")
         grads = _train(model, STEPS)
+    assert info.call_count == (dist.get_rank() == 0)
+    training = wrapper_search._Training(model._ddpx)
+    rank = dist.get_rank()
+    assert training.highest([rank, 5 - rank, 1]) == [2, 5, 1]
+    assert training.of_rank_0([rank, 7]) == [0, 7]
     expected = _default_again(model, {"transport": "group"}, STEPS)
     for mine, theirs in zip(grads, expected, strict=True):
         torch.testing.assert_close(mine, theirs)

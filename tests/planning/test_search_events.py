@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddpx import _C
 from ddpx.ddp.arguments.options import make_options
@@ -16,7 +17,6 @@ from ddpx.ddp.search.wrapper_search import gradients_of
 from ddpx.params import managed_params
 
 KIND = _C.EventKind
-_MIXED = ("param_dtype", "reduce_dtype", "buffer_dtype")
 MS = 1_000_000
 
 
@@ -85,9 +85,10 @@ WIDE, NARROW = torch.float32, torch.bfloat16
         ({"grad_dtype": WIDE}, (4, 4)),
         ({"reduce_dtype": WIDE}, (4, 4)),
         ({"reduce_dtype": NARROW, "grad_dtype": WIDE}, (2, 2)),
-        ({"mixed_precision": SimpleNamespace(**dict.fromkeys(_MIXED, NARROW))}, (2, 2)),
+        ({"mixed_precision": _MixedPrecision(NARROW, WIDE, NARROW)}, (4, 4)),
+        ({"mixed_precision": _MixedPrecision(NARROW)}, (2, 2)),
     ],
-    ids=["as stored", "grad_dtype", "reduce_dtype", "both", "mixed precision"],
+    ids=["as stored", "grad_dtype", "reduce_dtype", "both", "mixed precision", "param_dtype"],
 )
 def test_gradients_of_another_dtype_need_another_bucket(options: dict[str, Any], item_bytes):
     """Sizes are those of the sums over ranks."""

@@ -88,8 +88,7 @@ class WrapperSearch:
 
     def suspend(self) -> None:
         """A join context begins. The search goes on after the context."""
-        if not self.report.final:
-            self._search.suspend()
+        self._search.suspend()
 
     def resume(self) -> None:
         """A join context has ended on all ranks without an exception."""
@@ -250,7 +249,8 @@ def gradients_of(replica: Searched) -> tuple[ReadyGradient, ...]:
     """The gradients of a replica, with the sizes that an all-reduce sends."""
     options = replica.options
     config = options.mixed_precision
-    summed = options.reduce_dtype or options.grad_dtype or getattr(config, "reduce_dtype", None)
+    low = None if config is None else config.reduce_dtype or config.param_dtype
+    summed = options.reduce_dtype or options.grad_dtype or low
     kinds: dict[object, int] = {}
     found = []
     for param in replica.managed:
