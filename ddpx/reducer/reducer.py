@@ -119,7 +119,6 @@ class Reducer(_C.Reducer):
         """
         monitor = health.begin(process_group)
         self.set_collective(process_group, transport, num_steps)
-        self.first_buckets = self.plan.buckets
         self.monitor = monitor
         if self.monitor is not None:
             self.monitor.begin_construction()

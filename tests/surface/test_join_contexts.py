@@ -102,3 +102,28 @@ def _check_disabled() -> None:
 
 def test_disabled_join_does_nothing(ranks):
     ranks(2).run(_check_disabled)
+
+
+def _check_final_model(broadcast_buffers: bool) -> None:
+    """Rank 0 runs out of inputs first. Buffers are those of the last rank, if they are sent."""
+    states = []
+    for cls in WRAPPERS:
+        torch.manual_seed(0)
+        model = cls(Normed(), broadcast_buffers=broadcast_buffers)
+        torch.manual_seed(dist.get_rank())
+        with model.join():
+            for number in range(1 + dist.get_rank()):
+                mlp_step(model, number)
+        assert model._authoritative_rank == dist.get_world_size() - 1
+        states.append(model.state_dict())
+        if broadcast_buffers:
+            assert_same_on_all_ranks(*model.buffers())
+        else:
+            assert model.module.norm.num_batches_tracked == 1 + dist.get_rank()
+    for name, expected in states[0].items():
+        assert torch.equal(states[1][name], expected), name
+
+
+@pytest.mark.parametrize("broadcast_buffers", [True, False])
+def test_final_model(ranks, broadcast_buffers):
+    ranks(3).run(_check_final_model, broadcast_buffers)

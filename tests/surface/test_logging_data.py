@@ -66,6 +66,23 @@ def test_logging_data_has_ddps_fields(ranks, mode):
     ranks(2).run(_check_logging_data, MODES[mode] | SMALL_CAP)
 
 
+def _check_first_buckets() -> None:
+    """A second declaration of a static graph has no effect."""
+    model = ReducerDDP(Mlp(), static_graph=True, average="sum", **SMALL_CAP)
+    first = model._get_ddp_logging_data()["bucket_sizes"]
+    for _ in range(3):
+        model.zero_grad()
+        mlp_step(model)
+    model.reducer._set_static_graph()
+    data = model._get_ddp_logging_data()
+    assert data["bucket_sizes"] == first != data["rebuilt_bucket_sizes"]
+    assert data["average"] == "sum"
+
+
+def test_first_buckets(ranks):
+    ranks(2).run(_check_first_buckets)
+
+
 class _Slow(nn.Linear):
     """Each forward takes 5 ms longer than the one before."""
 
