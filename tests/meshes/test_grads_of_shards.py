@@ -11,6 +11,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from ddpx import ReducerDDP
+from ddpx.params.dtensors import Shard
 
 
 def _split_layer() -> nn.Module:
@@ -66,3 +67,18 @@ def _check_hooks() -> None:
 
 def test_a_wrapper_leaves_no_hooks(ranks):
     ranks(4).run(_check_hooks)
+
+
+def _check_removed() -> None:
+    """The reducer has removed the gradient of the shard."""
+    param = _split_layer().weight
+    param.grad = param.detach().clone()
+    shard = Shard(param)
+    shard.pull()
+    shard.tensor.grad = None
+    shard.push()
+    assert param.grad is None
+
+
+def test_a_removed_gradient(ranks):
+    ranks(4).run(_check_removed)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ddpx import params
+from ddpx.params.delayed import DelayedParams
 from ddpx.params.grad_dtypes import GradDtypes
 
 
@@ -56,6 +57,7 @@ def test_the_grad_dtype_of_a_script_comes_back(grad_dtype: torch.dtype | None) -
     param = managed[0].tensor
     param.grad_dtype = grad_dtype
     grad_dtypes = GradDtypes(managed, None, torch.float64, None)
+    grad_dtypes.apply()  # no effect
     param.grad = torch.ones(2, 2, dtype=torch.float64)
     grad_dtypes.reset()
     assert param.grad_dtype is grad_dtype
@@ -72,3 +74,16 @@ def test_a_later_cast_casts_gradients_too() -> None:
         module.to(dtype)
         module(torch.ones(1, 2, dtype=dtype)).sum().backward()
         assert module.weight.grad.dtype is module.weight.grad_dtype is dtype
+
+
+def test_integers_stay_frozen() -> None:
+    numbers = nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
+    weight = nn.Parameter(torch.ones(2), requires_grad=False)
+    with params.unfrozen([numbers, weight]):
+        assert weight.requires_grad and not numbers.requires_grad
+    assert not weight.requires_grad
+
+
+def test_no_delayed_param_needs_no_trigger() -> None:
+    managed = params.managed_params(nn.Linear(2, 2), ())
+    assert DelayedParams([], managed[0].tensor).mark(managed) == (managed, None)
