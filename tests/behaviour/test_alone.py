@@ -80,13 +80,20 @@ def _check_hook() -> None:
         future.set_result(torch.full_like(bucket.buffer(), 7))
         return future
 
+    names: list[str] = []
+    model._register_buffer_comm_hook(None, lambda _, named: names.extend(named))
+    model(torch.randn(4, 8)).sum().backward()
+    assert len(names) == 3
+    assert model._get_ddp_logging_data()["backward_comm_time_start"] == 0
+
     model.register_comm_hook(None, hook)
+    model.zero_grad()
     model(torch.randn(4, 8)).sum().backward()
     assert sum(sizes) == sum(param.numel() for param in model.parameters())
     assert all((param.grad == 7).all() for param in model.parameters())
 
 
-def test_a_communication_hook_is_called(ranks):
+def test_hooks_are_called(ranks):
     ranks(1).run(_check_hook)
 
 

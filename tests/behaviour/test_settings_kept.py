@@ -105,7 +105,7 @@ def _has_static_graph(model: ReducerDDP) -> None:
     _step(model)
     assert model._get_ddp_logging_data()["static_graph"] == 1
     seed(0)
-    with pytest.raises(RuntimeError, match="static"):
+    with pytest.raises(RuntimeError, match="compatible with static_graph"):
         loss_of(model.module.first(data())).backward()
 
 

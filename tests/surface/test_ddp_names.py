@@ -392,6 +392,8 @@ def _check_logger() -> None:
         with pytest.raises(KeyError, match="unknown"):
             model._log_and_throw(KeyError, "unknown")
         assert "unknown" in model._get_ddp_logging_data()["error"]
+        model.logger.set_error_and_log("of the script")
+        assert "of the script" in model._get_ddp_logging_data()["error"]
 
 
 @pytest.mark.wrapper_only

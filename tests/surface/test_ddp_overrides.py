@@ -105,6 +105,7 @@ def _of_forward(cls: Any, name: str) -> Any:
 
     def _sync_module_buffers(self: Any, authoritative_rank: int) -> None:
         super(Derived, self)._sync_module_buffers(1 % dist.get_world_size())
+        self.modules_buffers[0].add_(1)
 
     def _check_sync_bufs_pre_fwd(self: Any) -> bool:
         return False

@@ -115,6 +115,8 @@ def _check_final_model(broadcast_buffers: bool) -> None:
             for number in range(1 + dist.get_rank()):
                 mlp_step(model, number)
         assert model._authoritative_rank == dist.get_world_size() - 1
+        with pytest.raises(ValueError, match="rank_cond"):
+            model._find_common_rank(dist.get_rank(), False)
         states.append(model.state_dict())
         if broadcast_buffers:
             assert_same_on_all_ranks(*model.buffers())
