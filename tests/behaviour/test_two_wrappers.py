@@ -10,6 +10,7 @@ import slow_ddp as ref
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from ddpx import ReducerDDP
 from ddpx.ddp.replica import ownership
@@ -247,3 +248,19 @@ def _check_grad_dtype() -> None:
 
 def test_each_wrapper_has_its_grad_dtype(ranks):
     ranks(2).run(_check_grad_dtype)
+
+
+def _check_casts() -> None:
+    """The inner wrapper casts only in its own forwards."""
+    inner = ReducerDDP(nn.Linear(4, 4), mixed_precision=_MixedPrecision(torch.bfloat16))
+    outer = ReducerDDP(nn.Sequential(inner))
+    seen: list[torch.dtype] = []
+    inner.module.register_forward_pre_hook(lambda layer, _: seen.append(layer.weight.dtype))
+    for model in (outer, inner, outer):
+        model.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+    assert seen == [torch.float32, torch.bfloat16, torch.float32]
+
+
+def test_a_wrapper_in_a_wrapper_does_not_cast(ranks):
+    ranks(2).run(_check_casts)
