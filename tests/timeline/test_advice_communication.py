@@ -62,6 +62,9 @@ def _kinds(*of_buckets: str) -> dict[str, Any]:
         ([10, 30, 24], ("float32 on cpu", "float32 on cpu, delayed", "float32 on cpu"), "[10, 6]"),
         ([10, 24], ("float32 on cpu", "float32 on cpu, delayed"), None),
         ([10, 24], ("float32 on cuda:0", "float32 on cuda:1"), None),
+        # A list has 12 caps at most.
+        ([10] * 11 + [24], ("float32 on cpu",) * 12, f"[{'10, ' * 11}6]"),
+        ([10] * 12 + [24], ("float32 on cpu",) * 13, None),
     ],
 )
 def test_caps_leave_buckets_of_other_kinds_as_they_are(mib, kinds, advised):

@@ -8,6 +8,7 @@ import pytest
 from synthetic import BEGIN_MS, LAYOUT, MS, late_rank, make_recording, many_buckets, rank_step
 from synthetic import recording as make
 
+from ddpx.timeline.analyze.figures import Holdup, holdup
 from ddpx.timeline.analyze.focus import (
     LongestWait,
     bucket_rows,
@@ -15,7 +16,7 @@ from ddpx.timeline.analyze.focus import (
     longest_wait,
     wait_text,
 )
-from ddpx.timeline.model import Recording, Step
+from ddpx.timeline.model import BucketLayout, Recording, Step
 
 
 def _two_ranks(late_by_ms: float, gradient_late_by_ms: float) -> Recording:
@@ -61,6 +62,17 @@ def test_launch_without_a_gradient():
     late = replace(step.ranks[1], arrivals=())
     text = wait_text(recording, replace(step, ranks={0: step.ranks[0], 1: late}))
     assert text.endswith("because rank 1 launches it 20.0 ms later, after its backward.")
+
+
+def test_a_bucket_may_wait_for_a_gradient_of_an_earlier_bucket():
+    """Buckets are launched in order."""
+
+    def on(first: float):
+        buckets = [(first, first, 45, 40, 45, 46), (15, first, 46, 45, 46, 47)]
+        return rank_step(0, (0, 10), (10, 40), 50, {1: 15, 0: first}, buckets)
+
+    layout = (BucketLayout((0,), 1 << 20), BucketLayout((1,), 1 << 20))
+    assert holdup(Step(0, layout, {0: on(20), 1: on(30)}), 1) == Holdup(1, 0, 10 * MS)
 
 
 def test_longest_wait():

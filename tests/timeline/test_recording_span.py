@@ -6,7 +6,9 @@ import gc
 import random
 import threading
 import time
+import weakref
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from torch import nn
 import ddpx
 from ddpx import ReducerDDP
 from ddpx.testing import RankPool
+from ddpx.timeline.record.recorder import Recorder
 
 
 def _record_parts() -> tuple[list[int], list[int], bool]:
@@ -148,6 +151,34 @@ def test_misuse(ranks):
         assert len(texts) == len(expected)
         for text, part in zip(texts, expected, strict=True):
             assert part in text
+
+
+def _check_ends() -> None:
+    """A block may call stop(). A gather that fails leaves the steps of this rank."""
+    model = small_model()
+    with ddpx.record(model) as stopped:
+        train_step(model)
+        stopped.stop()
+    assert len(stopped.steps) == 1
+    timeline = ddpx.record(model).start()
+    train_step(model)
+    failure = ddpx.RankFailure("rank 1 is lost")
+    with (
+        patch.object(Recorder, "gather", side_effect=failure),
+        pytest.raises(ddpx.RankFailure),
+    ):
+        timeline.stop()
+    assert repr(timeline) == "<Timeline: 1 complete step of 1 of 2 ranks>"
+    unused = ddpx.record(model).start()
+    gone = weakref.ref(model._ddpx)
+    del model
+    gc.collect()
+    assert gone() is None
+    unused.stop()
+
+
+def test_ends(ranks):
+    ranks(2).run(_check_ends)
 
 
 def _reprs() -> list[str]:

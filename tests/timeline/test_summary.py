@@ -77,7 +77,9 @@ def test_a_straggler_is_named_beyond_noise_only():
     assert all(row.waited_for_rank is None for row in summarize(make_recording()).buckets)
     barely = simulate([USUAL, replace(USUAL, begin=1)], MODEL)
     assert summarize(barely).straggler is None
-    assert summarize(_late_start(clock_error_ms=25)).straggler is None
+    unsure = summarize(_late_start(clock_error_ms=25))
+    assert unsure.straggler is None
+    assert [rank.clock_error_us for rank in unsure.ranks] == [0, 25_000]
 
 
 def test_lateness():
@@ -112,6 +114,7 @@ def test_a_core_for_each_thread_is_enough():
     assert not shared_cores(recording)
     (found,) = shared_cores(replace(recording, num_threads={0: 2, 1: 1}))
     assert (found.ranks, found.num_threads, found.num_cores) == ((0, 1), 3, 2)
+    assert not shared_cores(replace(recording, cores={0: (0,), 1: (1,)}))
 
 
 # ---- buckets -------------------------------------------------------------------------------------
@@ -200,6 +203,9 @@ def test_text_of_a_recording():
     )
     assert "0 here 0.00 110.20 90.00 66.87 46.67 20.20 16.60 0% 0.00 0" in lines
     assert lines[-1] == "Straggler: rank 1."
+    assert "Buckets of rank 0, which waits longest. Times start" in "".join(lines)
+    alone = summarize(simulate([USUAL], MODEL))
+    assert "\nBuckets of rank 0. Times start" in str(alone)
 
 
 def test_a_legend_explains_each_column():
