@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -52,6 +53,24 @@ def _answer_late() -> float:
 
 def test_a_late_answer_breaks_no_group(ranks):
     assert 0 < ranks(2).run(_answer_late)[1] < 50e6
+
+
+def test_the_shortest_round_trip_counts(monkeypatch):
+    """Rank 0 answers at once, and its clock is 1000 ns ahead."""
+    now = 0
+    trips_ns = itertools.chain([80, 10], itertools.repeat(40))
+
+    def send(message: torch.Tensor, **_: object) -> None:
+        message.fill_(now + 1000)
+
+    def recv(message: torch.Tensor, **_: object) -> None:
+        nonlocal now
+        now += next(trips_ns)
+
+    monkeypatch.setattr(clocks._C, "steady_now", lambda: now)
+    monkeypatch.setattr(clocks.dist, "send", send)
+    monkeypatch.setattr(clocks.dist, "recv", recv)
+    assert clocks._ask(None, torch.device("cpu")) == Reading(90, 995, 5)
 
 
 def test_drift_is_evened_out():

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from recorded_models import record_mode, train_unaware
+from synthetic import make_recording
 
 from ddpx import _C
 from ddpx.timeline import Timeline
+from ddpx.timeline.export import trace_file
 
 
 def _save(paths: list[str]) -> Any:
@@ -140,7 +142,20 @@ def test_values_that_do_not_belong_together(ranks, tmp_path, changed):
         Timeline.load(tmp_path)
 
 
+def test_ranks_are_in_order(ranks, tmp_path):
+    """Not in the order of file names, in which rank 10 comes before rank 2."""
+    ranks(2).run(train_unaware, str(tmp_path))
+    first, second = tmp_path / "rank0.json", tmp_path / "rank1.json"
+    first.rename(tmp_path / "kept")
+    second.rename(first)
+    (tmp_path / "kept").rename(second)
+    assert list(Timeline.load(tmp_path).recording.hosts) == [0, 1]
+
+
 def test_a_folder_in_place_of_a_file(tmp_path):
     (tmp_path / "rank0.json").mkdir()
     with pytest.raises(ValueError, match=r"rank0\.json holds no usable timeline of ddpx: IsADir"):
         Timeline.load(tmp_path)
+    with pytest.raises(IsADirectoryError):
+        trace_file.write(tmp_path / "rank0.json", make_recording(), [])
+    assert [path.name for path in tmp_path.iterdir()] == ["rank0.json"]
