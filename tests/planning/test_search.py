@@ -75,6 +75,7 @@ def test_the_model_does_not_decide() -> None:
     report = _run(training, PlanSearch(training))
     assert report.chosen == DEFAULT and report.reason == "no other plan was faster"
     assert len(report.plans) > 2
+    assert str(report).startswith(f"the default plan was kept, after {report.num_steps} steps: no ")
 
 
 def test_a_drift_of_the_machine_is_no_gain() -> None:
@@ -84,11 +85,34 @@ def test_a_drift_of_the_machine_is_no_gain() -> None:
     assert _run(training, PlanSearch(training)).chosen == DEFAULT
 
 
+def test_a_drift_within_pairs_is_no_gain() -> None:
+    """The other plans are faster until pairs of steps are compared. Then all steps get faster."""
+    pairs_begin = Schedule().most_steps - 2 * Schedule().pairs * 4
+
+    def step_time(plan: Buckets, step: int, rank: int) -> float:
+        return 1 - step / 1000 - 0.1 * (plan != DEFAULT_PLAN and step < pairs_begin)
+
+    training = FakeTraining(GRADIENTS, DEFAULT_PLAN, COST, step_time=step_time)
+    report = _run(training, PlanSearch(training))
+    assert report.chosen == DEFAULT and report.reason.endswith("which is not certain")
+
+
+def test_other_plans_that_cannot_be_timed() -> None:
+    training = FakeTraining(
+        GRADIENTS, DEFAULT_PLAN, COST, step_time=lambda plan, *_: float(plan == DEFAULT_PLAN)
+    )
+    report = _run(training, PlanSearch(training))
+    assert (report.chosen, report.reason) == (DEFAULT, "the times of steps could not be measured")
+
+
 def test_collective_calls_come_at_few_steps() -> None:
     training = FakeTraining(GRADIENTS, DEFAULT_PLAN, COST)
     _run(training, PlanSearch(training))
     steps = {step for step, call in training.calls if call != "use"}
     assert len(steps) == 4  # the ends of arrivals, costs, screening and comparing
+    # A block that has the plan of the block before changes nothing. Of two pairs, one pair does.
+    num_blocks = Schedule().screening_rounds * 6 + 2 * Schedule().pairs
+    assert [call for _, call in training.calls].count("use") < num_blocks - Schedule().pairs + 3
 
 
 def test_a_rank_may_make_more_forwards() -> None:
