@@ -40,9 +40,10 @@ def register_fused(
 
     Raises:
         TypeError: The optimizer is not a class.
-        RuntimeError: torch has no functional form of the optimizer.
-        ValueError: Parameters are DTensors; ``reduce_dtype`` or ``grad_dtype`` is set; or the
-            average is not the mean.
+        RuntimeError: The script has registered a class with torch for the optimizer, and the class
+            does not support DDP.
+        ValueError: torch has no functional form of the optimizer; parameters are DTensors;
+            ``reduce_dtype`` or ``grad_dtype`` is set; or the average is not the mean.
     """
     from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
     from torch.distributed.algorithms._optimizer_overlap.optimizer_overlap import (
@@ -70,8 +71,9 @@ def register_fused(
         overlapped.register_ddp(wrapper)
     except NotImplementedError as error:
         raise RuntimeError(
-            f"{optimizer} does not support overlapped DDP, because torch has no functional "
-            "form of this optimizer. Run the optimizer after backward."
+            f"{optimizer} does not support overlapped DDP: {type(overlapped).__name__}, which the "
+            "script has registered with torch, has no register_ddp(). Run the optimizer after "
+            "backward."
         ) from error
 
 

@@ -163,9 +163,10 @@ def register_fused_optim(
 
     Raises:
         TypeError: ``optim`` is not a class.
-        RuntimeError: torch has no functional form of ``optim``.
-        ValueError: Parameters are DTensors; ``reduce_dtype`` or ``grad_dtype`` is set; or the
-            average is not the mean.
+        RuntimeError: The script has registered a class with torch for ``optim``, and the class does
+            not support DDP.
+        ValueError: torch has no functional form of ``optim``; parameters are DTensors;
+            ``reduce_dtype`` or ``grad_dtype`` is set; or the average is not the mean.
 
     Example:
         >>> before = model.module.weight.detach().clone()

@@ -127,9 +127,10 @@ class GradientInterface(JoinInterface, Finalization):
         """Runs an optimizer on each bucket as soon as the bucket is averaged, as in DDP.
 
         Raises:
-            RuntimeError: torch has no functional form of ``optim``.
-            ValueError: Parameters are DTensors; ``reduce_dtype`` or ``grad_dtype`` is set; or the
-                average is not the mean.
+            RuntimeError: The script has registered a class with torch for ``optim``, and the class
+                does not support DDP.
+            ValueError: torch has no functional form of ``optim``; parameters are DTensors;
+                ``reduce_dtype`` or ``grad_dtype`` is set; or the average is not the mean.
         """
         optimizers.register_fused(self, self._ddpx.options, optim, args, kwargs, optim_params)
         self._ddpx.comm_hook.runs_optimizer = True
