@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from fault_ranks import Ending, run_ranks
 from mistakes import (
     CONSTRUCTION,
@@ -23,6 +24,7 @@ from mistakes import (
     use_own_layers,
 )
 from pairwise import all_rows, cover
+from torch import nn
 
 from ddpx import ReducerDDP
 
@@ -99,6 +101,17 @@ def test_swapped_backwards(world_size: int, transport: str) -> None:
     _check_same_report(
         _outcomes(run_ranks(world_size, make_mistake, name, ReducerDDP, backend=transport))
     )
+
+
+def _moved(module: nn.Module) -> ReducerDDP:
+    model = ReducerDDP(module)
+    model._update_process_group(dist.group.WORLD)
+    return model
+
+
+def test_swapped_backwards_after_a_change_of_the_group() -> None:
+    name = "runs two backwards the other way round"
+    _check_same_report(_outcomes(run_ranks(2, make_mistake, name, _moved)))
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
