@@ -153,3 +153,22 @@ def test_buffers_over_a_group_that_has_ended(tmp_path: Path) -> None:
         newer(torch.ones(3, 2)).sum().backward()
     finally:
         dist.destroy_process_group()
+
+
+def test_a_step_that_was_not_finalized(tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        group = dist.new_group([0])
+        module = nn.Linear(2, 2)
+        older = ReducerDDP(module, process_group=group)
+        older.require_manual_backward_finalization = True
+        older(torch.ones(1, 2)).sum().backward()
+        assert older.reducer.phase.name == "READY"
+        dist.destroy_process_group(group)
+        newer = ReducerDDP(module)
+        newer.zero_grad()
+        newer(torch.ones(1, 2)).sum().backward()
+        assert torch.equal(module.weight.grad, torch.ones(2, 2))
+    finally:
+        dist.destroy_process_group()

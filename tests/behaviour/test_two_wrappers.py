@@ -250,6 +250,22 @@ def test_each_wrapper_has_its_grad_dtype(ranks):
     ranks(2).run(_check_grad_dtype)
 
 
+def _check_frozen_since() -> None:
+    """The module of the older wrapper has a parameter that the newer wrapper does not average."""
+    older = ReducerDDP(nn.Linear(4, 4))
+    older.module.bias.requires_grad_(False)
+    newer = ReducerDDP(nn.Sequential(older.module, nn.Linear(4, 2)))
+    newer(torch.full((2, 4), dist.get_rank() + 1.0)).sum().backward()
+    grad = older.module.weight.grad
+    mean = grad.clone()
+    dist.all_reduce(mean)
+    torch.testing.assert_close(grad, mean / dist.get_world_size())
+
+
+def test_a_layer_that_was_frozen_since(ranks):
+    ranks(2).run(_check_frozen_since)
+
+
 def _check_casts() -> None:
     """The inner wrapper casts only in its own forwards."""
     inner = ReducerDDP(nn.Linear(4, 4), mixed_precision=_MixedPrecision(torch.bfloat16))
