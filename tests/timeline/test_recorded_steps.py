@@ -300,8 +300,9 @@ def test_the_size_of_a_shard_is_that_of_the_local_part(ranks):
     [
         ({"reduce_dtype": torch.float64}, 8),
         ({"mixed_precision": _MixedPrecision(torch.bfloat16, torch.bfloat16)}, 2),
+        ({"mixed_precision": _MixedPrecision(torch.bfloat16)}, 2),
     ],
-    ids=["reduce_dtype", "mixed precision"],
+    ids=["reduce_dtype", "mixed precision", "param_dtype"],
 )
 def test_the_size_of_a_bucket_is_what_is_sent(ranks, options, bytes_each):
     """Bucket caps apply to the sizes of parameters. Bandwidths are those of sent bytes."""
