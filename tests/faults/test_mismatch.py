@@ -103,10 +103,15 @@ def test_swapped_backwards(world_size: int, transport: str) -> None:
     )
 
 
+_wrappers: list[ReducerDDP] = []
+
+
 def _moved(module: nn.Module) -> ReducerDDP:
-    model = ReducerDDP(module)
-    model._update_process_group(dist.group.WORLD)
-    return model
+    """The group of both wrappers changes after the construction of the second wrapper."""
+    _wrappers.append(ReducerDDP(module))
+    for model in _wrappers if len(_wrappers) == 2 else ():
+        model._update_process_group(dist.group.WORLD)
+    return _wrappers[-1]
 
 
 def test_swapped_backwards_after_a_change_of_the_group() -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from mortal_jobs import Job, Kill, Net, die, run_job
+from torch.distributed import distributed_c10d as c10d
 
 import ddpx
-from ddpx.elastic.regroup import Regrouping
+from ddpx.elastic.regroup import Regrouping, destroy_groups
 
 JOB = Job(3, "gloo", 3, (Kill(1, 1, "forward"),))
 TIMEOUT = timedelta(seconds=33)
@@ -53,6 +54,13 @@ def _own_group(job: Job, rank: int) -> tuple[object, ...]:
 def test_a_group_of_its_own_keeps_its_arguments():
     expected = ("gloo", "shm", "FIXED", TIMEOUT)
     assert set(run_job(JOB, _own_group).values()) == {expected}
+
+
+def test_names_of_new_groups_count_from_0():
+    """An attempt that failed may have counted a group on this rank only."""
+    c10d._world.group_count = 3
+    destroy_groups()
+    assert c10d._world.group_count == 0
 
 
 def test_an_attempt_after_the_groups_are_destroyed():
