@@ -24,6 +24,8 @@ def _shrunk(model: ddpx.ReducerDDP) -> ddpx.Shrunk:
     with pytest.raises(ddpx.RankFailure):
         for _ in range(3):
             model(torch.ones(2, 8)).sum().backward()
+    with pytest.raises(ddpx.RankFailure):  # the averages may be wrong
+        ddpx.wait_for_gradients(model)
     return ddpx.shrink(model, step=0)
 
 
