@@ -87,3 +87,12 @@ def test_integers_stay_frozen() -> None:
 def test_no_delayed_param_needs_no_trigger() -> None:
     managed = params.managed_params(nn.Linear(2, 2), ())
     assert DelayedParams([], managed[0].tensor).mark(managed) == (managed, None)
+
+
+def test_ignored_tensors_take_no_part() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    module[0].requires_grad_(False)
+    ignored = ("0.bias", "1.running_mean")
+    assert [param.name for param in params.frozen_params(module, ignored)] == ["0.weight"]
+    names = [name for name, _ in params.named_state(module, ignored, with_buffers=True)]
+    assert names == ["0.weight", "1.weight", "1.bias", "1.running_var", "1.num_batches_tracked"]
