@@ -20,16 +20,13 @@ def all_reduce(
     """Reduces ``tensor`` over all ranks in place, and returns it."""
     work = dist.all_reduce(tensor, op, group=group, async_op=True)
     health.wait_for(work, group, tensor.device)
-    if is_written_in_python(group):
+    if is_written_in_python(group):  # the sum may be only in the future
         _copy_result(work, tensor)
     return tensor
 
 
 def _copy_result(work: Any, tensor: torch.Tensor) -> None:
-    """Copies the result of a group that is written in Python. The result may be only in a future.
-
-    The reducer reads the future, too.
-    """
+    """Copies the value of the work's future. The reducer reads the future of such a group, too."""
     try:
         future = work.get_future()
     except RuntimeError:  # the work has no future
@@ -37,8 +34,7 @@ def _copy_result(work: Any, tensor: torch.Tensor) -> None:
     value = future.wait()
     result = value[0] if isinstance(value, (list, tuple)) else value
     if isinstance(result, torch.Tensor) and result is not tensor:
-        is_real = tensor.is_complex() and not result.is_complex()
-        (torch.view_as_real(tensor) if is_real else tensor).copy_(result)
+        tensor.copy_(result)
 
 
 def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -> torch.Tensor:
