@@ -1,7 +1,8 @@
-"""Features of torch and common recipes give DDP's bits in each mode."""
+"""Features of torch, common recipes and own calls of the engine give DDP's bits in each mode."""
 
 from __future__ import annotations
 
+import engine_usages
 import feature_usages
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpx import ReducerDDP
 
+USAGES = feature_usages.USAGES | engine_usages.USAGES
+
 
 def _trained(usage: str, mode: str, cls: type[nn.Module]) -> feature_usages.State:
     torch.manual_seed(0)
@@ -21,7 +24,7 @@ def _trained(usage: str, mode: str, cls: type[nn.Module]) -> feature_usages.Stat
         torch.manual_seed(100 + dist.get_rank())  # other inputs on each rank
         return model
 
-    return feature_usages.USAGES[usage](wrap)
+    return USAGES[usage](wrap)
 
 
 def _check(usage: str, mode: str) -> None:
@@ -32,6 +35,6 @@ def _check(usage: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("usage", feature_usages.USAGES)
+@pytest.mark.parametrize("usage", USAGES)
 def test_usage(ranks, usage, mode):
     ranks(2).run(_check, usage, mode)
