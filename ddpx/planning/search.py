@@ -208,7 +208,7 @@ class PlanSearch:
         self._go_to(State.SCREENING)
         count = len(plans)
         turns = range(self._schedule.screening_rounds)
-        # Another order in each turn, so that no plan always follows the same one.
+        # Each turn begins with another plan, so that the first place goes to several plans.
         order = [(place + turn) % count for turn in turns for place in range(count)]
         self._begin_blocks(order, num_steps)
 

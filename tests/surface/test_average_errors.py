@@ -20,6 +20,7 @@ WRONG: dict[str, tuple[object, type[Exception]]] = {
     "negative": (-1, ValueError),
     "NaN": (math.nan, ValueError),
     "infinite": (math.inf, ValueError),
+    "beyond all floats": (10**400, ValueError),
     "a tensor": (torch.tensor(-2.0), ValueError),
     "two numbers": (torch.ones(2), TypeError),
     "complex": (torch.tensor(1j), TypeError),

@@ -42,7 +42,10 @@ def _checked(replica: Replica, weight: object) -> float | torch.Tensor:
         number = weight.item()
     if isinstance(number, (bool, complex)) or not hasattr(type(number), "__float__"):
         raise _no_weight(replica, repr(number))
-    value = float(number)  # type: ignore[arg-type]
+    try:
+        value = float(number)  # type: ignore[arg-type]
+    except OverflowError:  # an integer beyond the range of floats
+        value = math.inf
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(
             f"{_place(replica)} got the weight {value} by ddpx.set_weight(). A weight is finite, "
