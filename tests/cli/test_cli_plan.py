@@ -12,7 +12,8 @@ from ddpx.timeline.export import plan_picture
 
 @pytest.mark.timeout(200)
 def test_plan_is_written_and_ends_the_script(tmp_path):
-    out, plot = tmp_path / "plan.json", tmp_path / "plan.svg"
+    """The folders of the plan and of the picture do not exist before."""
+    out, plot = tmp_path / "plans" / "plan.json", tmp_path / "pictures" / "plan.svg"
     done = run("plan", "--out", out, "--plot", plot, "trains_long.py", "1000")
     assert_code(done, 0)
     assert "by itself" not in done.stdout

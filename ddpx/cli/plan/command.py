@@ -87,6 +87,7 @@ def command(
     click.echo(_text(report, BucketPlan.load(out)))
     click.echo(f"\nPlan written to {out}, for bucket_plan= or {PLAN_VARIABLE}.")
     if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
         plan_picture.draw(report, plot)
         click.echo(f"Picture written to {plot}")
     return 0
