@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -258,8 +259,10 @@ def _ddp_options(settings: Sequence[str]) -> dict[str, Any]:
         words = {"true": True, "false": False, "none": None}
         try:
             parsed[name] = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
-        except (ValueError, SyntaxError) as cause:
+            json.dumps(parsed[name])  # ranks get the value as JSON
+        except (ValueError, SyntaxError, TypeError) as cause:
             raise click.BadParameter(
-                f"{text!r} is not a Python value.", param_hint="--set"
+                f"{text!r} is not a number, a string, a list or a dict of Python.",
+                param_hint="--set",
             ) from cause
     return parsed

@@ -125,7 +125,9 @@ class Recorder:
             return
         with self._own_time():
             losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            scalars = [loss.item() for loss in losses if loss.numel() == 1]
+            # An edge of the graph may take the place of a tensor, and has no value.
+            tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
+            scalars = [loss.item() for loss in tensors if loss.numel() == 1]
             values: dict[str, str | None] = {
                 f"number {index}": repr(scalar) for index, scalar in enumerate(scalars)
             }

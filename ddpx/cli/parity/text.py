@@ -14,6 +14,7 @@ from ddpx.timeline.texts import table
 
 _MIB = 1 << 20
 _MOST_STEPS = 20
+_KINDS = ("loss", "gradient", "weight")  # in the order of a step
 
 
 def steps_table(
@@ -38,7 +39,7 @@ def steps_table(
             step,
             losses.get(step, ""),
             ours.get(step, ""),
-            *(_agreement(verdict, kind, step) for kind in ("loss", "gradient", "weight")),
+            *(_agreement(verdict, kind, step) for kind in _KINDS),
         ]
         for step in steps
     ]
@@ -127,9 +128,15 @@ def _losses(record: RankRecord) -> dict[int, str]:
 def _agreement(verdict: Verdict, kind: str, step: int) -> str:
     differing = [d for d in verdict.differences if (d.event.kind, d.step) == (kind, step)]
     if not differing:
-        return "identical"
+        broken = (d for d in verdict.differences if not d.same_course)
+        is_behind = any(d.step < step or (d.step == step and _is_before(d, kind)) for d in broken)
+        return "not compared" if is_behind else "identical"
     number = sum(max(len(d.names), 1) for d in differing)
     return f"{number} differs" if number == 1 else f"{number} differ"
+
+
+def _is_before(difference: Difference, kind: str) -> bool:
+    return _KINDS.index(difference.event.kind) < _KINDS.index(kind)
 
 
 def _step_ms(record: RankRecord) -> float | None:
