@@ -70,9 +70,11 @@ def torchrun_options(words: Sequence[str]) -> tuple[argparse.Namespace, Script]:
 
 
 def local_options(num_ranks: int) -> argparse.Namespace:
-    """Returns options of torchrun for ranks on this machine."""
-    words = ["--standalone", f"--nproc-per-node={num_ranks}", "a script"]
-    return torchrun.get_args_parser().parse_args(words)
+    """Returns options of torchrun for ranks on this machine, also within a job of several nodes."""
+    words = ["--standalone", "--nnodes=1", "--max-restarts=0", f"--nproc-per-node={num_ranks}"]
+    options = torchrun.get_args_parser().parse_args([*words, "a script"])
+    options.no_python = options.run_path = False  # PET_NO_PYTHON and PET_RUN_PATH may be set
+    return options
 
 
 def _may_restart(options: argparse.Namespace) -> bool:

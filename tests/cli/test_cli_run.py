@@ -10,6 +10,7 @@ import pytest
 from cli_process import ROOT, SCRIPTS, assert_code, environment, run, start
 
 from ddpx.cli.group import run_command_line
+from ddpx.cli.torchrun import local_options, torchrun_options
 
 
 @pytest.mark.timeout(200)
@@ -75,6 +76,38 @@ def test_launcher_serves_the_store_unless_ranks_may_restart(options, expected):
     done = run("run", "--nproc-per-node=1", *options, "says_where.py")
     assert_code(done, 0)
     assert f"launcher serves the store: {expected}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "expected"),
+    [
+        ({}, [], ("2", True)),
+        ({}, ["--nnodes=2"], ("1", False)),
+        ({}, ["--nnodes=1:1"], ("2", True)),
+        ({}, ["--rdzv-endpoint=host0:1234"], ("2", False)),
+        ({}, ["--rdzv-backend=c10d"], ("2", False)),
+        ({}, ["--master-port=1234"], ("2", False)),
+        ({}, ["--master-addr=host0"], ("2", False)),
+        ({"PET_NPROC_PER_NODE": "4"}, [], ("4", True)),
+        ({"PET_NNODES": "2"}, [], ("1", False)),
+    ],
+)
+def test_defaults_of_ranks_and_of_their_meeting_place(monkeypatch, variables, words, expected):
+    """Ranks meet at a free port, unless the user names a place or several nodes."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    options, _ = torchrun_options([*words, str(SCRIPTS / "waits.py")])
+    assert (options.nproc_per_node, options.standalone) == expected
+
+
+def test_commands_of_one_machine_ignore_the_nodes_of_a_job(monkeypatch):
+    """Launchers of several nodes set torchrun's variables in each container."""
+    plain = local_options(3)
+    variables = {"NNODES": "2", "NPROC_PER_NODE": "8", "MAX_RESTARTS": "3", "NO_PYTHON": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PET_{name}", value)
+    assert local_options(3) == plain
+    assert plain.nproc_per_node == "3" and plain.nnodes == "1" and plain.standalone
 
 
 def test_failed_rank_is_named():
