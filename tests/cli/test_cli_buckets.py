@@ -6,6 +6,7 @@ import pytest
 from cli_process import SCRIPTS, assert_code, run
 
 from ddpx.cli.group import run_command_line
+from ddpx.planning import BucketPlan
 
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
@@ -68,3 +69,25 @@ def test_default_caps_have_a_small_first_bucket(capsys):
     said = capsys.readouterr().out
     assert said.startswith("default caps: ")
     assert [row[1] for row in _rows(said)] == ["6", "4", "2"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "options", "title", "sizes"),
+    [
+        ("DDPX_BUCKET_CAP_MB", (), "DDPX_BUCKET_CAP_MB=0.001", ["6", "2", "1", "1", "1", "1"]),
+        ("DDPX_BUCKET_PLAN", (), "DDPX_BUCKET_PLAN=plan.json", ["1", "5"]),
+        ("DDPX_BUCKET_CAP_MB", ("--bucket-cap-mb", "25"), "25 MiB", ["6", "6"]),
+        ("DDPX_BUCKET_PLAN", ("--bucket-cap-mb", "25"), "25 MiB", ["6", "6"]),
+    ],
+)
+def test_variables_count_without_options(
+    variable, options, title, sizes, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    names = [f"{layer}.{kind}" for layer in (0, 2, 3) for kind in ("weight", "bias")]
+    BucketPlan(((names[0],), tuple(names[1:])), (0, 0)).save("plan.json")
+    monkeypatch.setenv(variable, "0.001" if variable.endswith("MB") else "plan.json")
+    assert run_command_line(["buckets", "models_to_build:mlp", *options]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{title}: buckets")
+    assert [row[1] for row in _rows(said)] == sizes

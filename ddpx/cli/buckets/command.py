@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 from ddpx.cli.buckets import picture
 from ddpx.cli.buckets.plan import MIB, Bucket, Plan, plan_buckets
 from ddpx.cli.build import build
+from ddpx.ddp.arguments.bucket_sizes import CAP_VARIABLE, PLAN_VARIABLE
 from ddpx.ddp.arguments.options import make_options
 from ddpx.timeline.texts import table
 
@@ -38,7 +40,8 @@ def command(
     """Shows which gradients of a model share a bucket. Needs no process group.
 
     FUNCTION takes no arguments and returns the model. The default bucket sizes are those of
-    ReducerDDP: 1 MiB for the first bucket, and 25 MiB for all other buckets.
+    ReducerDDP: 1 MiB for the first bucket, and 25 MiB for all other buckets. Without sizes, the
+    command uses DDPX_BUCKET_PLAN and DDPX_BUCKET_CAP_MB, as ReducerDDP does.
 
     \b
     Examples:
@@ -53,8 +56,13 @@ def command(
         *((f"{cap:g} MiB", cap, None) for cap in caps_mb),
         *((f"{words} MiB", None, _numbers(words)) for words in lists_mb),
     ]
+    variables = [name for name in (PLAN_VARIABLE, CAP_VARIABLE) if os.environ.get(name)]
+    default = f"{variables[0]}={os.environ[variables[0]]}" if variables else "default caps"
+    if chosen:
+        for name in variables:  # the options take precedence
+            del os.environ[name]
     plans = []
-    for name, cap, cap_list in chosen or [("default caps", None, None)]:
+    for name, cap, cap_list in chosen or [(default, None, None)]:
         try:
             options = make_options(
                 bucket_cap_mb=cap,
