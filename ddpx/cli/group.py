@@ -42,7 +42,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     """Runs a command and returns the exit code. A mistake of the user is printed in one line."""
     try:
         return ddpx.main(arguments, prog_name="ddpx", standalone_mode=False) or 0
-    except click.exceptions.NoArgsIsHelpError as wanted:
+    except getattr(click.exceptions, "NoArgsIsHelpError", ()) as wanted:  # new in click 8.2
         print(wanted.format_message())
         return 2
     except UserMistake as mistake:

@@ -1,9 +1,11 @@
 """Invalid usage of every command: exit code 2 and one line with the reason."""
 
+import os
 import shutil
 import subprocess
 import sys
 
+import click
 import pytest
 from cli_process import ROOT, SCRIPTS, assert_code, environment, run
 
@@ -76,6 +78,29 @@ def test_mistake_is_told_in_one_line(words, capsys, monkeypatch, tmp_path):
     told = capsys.readouterr().err
     assert told.startswith("ddpx: ") and told.count("\n") == 1, told
     assert _MISTAKES[words] in told
+
+
+def test_a_mistake_with_click_8_1(capsys, monkeypatch):
+    """This click has no error of its own for a command without arguments."""
+    monkeypatch.delattr(click.exceptions, "NoArgsIsHelpError", raising=False)
+    assert run_command_line(["run", "nothing.py"]) == 2
+    assert capsys.readouterr().err.startswith("ddpx: there is no script 'nothing.py'")
+
+
+@pytest.mark.parametrize("words", [[], ["timeline"]])
+def test_without_arguments_the_help_is_shown(words, capsys):
+    help_is_error = hasattr(click.exceptions, "NoArgsIsHelpError")
+    assert run_command_line(words) == (2 if help_is_error else 0)
+    assert capsys.readouterr().out.startswith(f"Usage: {' '.join(['ddpx', *words])} [OPTIONS]")
+
+
+@pytest.mark.parametrize("command", ["plan --out", "plan --plot", "buckets --plot"])
+def test_a_file_that_cannot_be_written(command, capsys, monkeypatch, tmp_path):
+    (tmp_path / "old.svg").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
+    assert run_command_line([*command.split(), "old.svg", _TRAIN]) == 2
+    assert "cannot write the file 'old.svg': permission denied" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "timeline", "parity"])
