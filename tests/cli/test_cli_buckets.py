@@ -53,7 +53,7 @@ def test_several_caps_side_by_side_and_as_a_picture(tmp_path):
 
 
 def test_plot_has_a_title_and_labels(tmp_path, capsys):
-    plot = tmp_path / "new folder" / "buckets.svg"
+    plot = tmp_path / "new folder" / "buckets.SVG"
     words = ["buckets", "models_to_build:mlp", "--bucket-cap-mb", "1", "--plot", str(plot)]
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # texts are stored as text
         assert run_command_line(words) == 0

@@ -1,9 +1,14 @@
 """``ddpx plan``, and ``ddpx run --bucket-cap-mb``: the search for an unchanged script."""
 
+import json
+import re
+
 import pytest
 from cli_process import assert_code, run
 
 import ddpx
+from ddpx.cli.plan.command import _check_plot, _text
+from ddpx.ddp.arguments.bucket_sizes import caps_in_bytes
 from ddpx.planning import MeasuredPlan, PlanReport
 from ddpx.planning.candidates import ReadyGradient
 from ddpx.planning.gain import Gain
@@ -45,11 +50,20 @@ model.register_comm_hook(None, fp16_compress_hook)
 """
 
 
-def test_a_communication_hook_leaves_nothing_to_plan(tmp_path):
-    (tmp_path / "with hook.py").write_text(_WITH_HOOK)
+_NO_PLAN = "of a model with several gradients and no communication hook"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [("", 2, _NO_PLAN), ("raise SystemExit(3)", 1, "failed with exit code 3")],
+)
+def test_a_communication_hook_leaves_nothing_to_plan(tmp_path, monkeypatch, ending, code, said):
+    """A plan of the environment does not count. A script that fails keeps its own error."""
+    monkeypatch.setenv("DDPX_BUCKET_PLAN", "no.json")
+    (tmp_path / "with hook.py").write_text(_WITH_HOOK + ending)
     done = run("plan", "--out", "a plan.json", "with hook.py", cwd=tmp_path)
-    assert_code(done, 2)
-    assert "of a model with several gradients and no communication hook" in done.stderr
+    assert_code(done, code)
+    assert said in done.stderr and (_NO_PLAN in done.stderr) == (code == 2)
     assert not (tmp_path / "a plan.json").exists()
 
 
@@ -74,7 +88,22 @@ GRADIENTS = tuple(ReadyGradient(1000, ready_s=0.001 * (index + 1)) for index in 
 COSTS = ((100.0, 0.001), (10_000.0, 0.003))
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "html"])
+def test_the_text_has_times_in_ms_and_exact_sizes():
+    """DDP puts one more gradient into a bucket that is a byte smaller than its size."""
+    plans = (
+        MeasuredPlan("default", ((0, 1, 2, 3),), 0.005, 0.006, 0.02),
+        MeasuredPlan("best", ((0, 1), (2, 3)), 0.004, None, 0.01),
+    )
+    report = PlanReport("done", 9, "best", "it saves time", None, plans, GRADIENTS, COSTS)
+    sizes = (102_400_004, 1_234_567)
+    text = _text(report, ddpx.BucketPlan((("a",), ("b",)), sizes))
+    rows = [re.split(" {2,}", line) for line in text.splitlines() if line[:4] in ("defa", "best")]
+    assert rows == [["default", "1", "5.00", "6.00", "20.00"], ["best", "2", "4.00", "10.00"]]
+    caps = json.loads(text.rpartition("bucket_cap_mb_list=")[2])
+    assert caps_in_bytes(None, caps)[2] == sizes
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "html", "HTML"])
 def test_the_picture_has_both_plans(tmp_path, suffix):
     plans = (
         MeasuredPlan("default", ((0, 1, 2, 3),), 0.005, 0.006, 0.02),
@@ -84,11 +113,12 @@ def test_the_picture_has_both_plans(tmp_path, suffix):
         "done", 9, "best", "it saves <time>", Gain(0.02, 0.01, 0.001), plans, GRADIENTS, COSTS
     )
     path = tmp_path / f"plan.{suffix}"
+    _check_plot(path)
     plan_picture.draw(report, path)
     assert path.stat().st_size > 1000
     titles = [axes.get_title(loc="left") for axes in plan_picture.make_figure(report).axes]
     assert titles == ["default: 1 bucket, step 20.0 ms", "best: 2 buckets, step 10.0 ms"]
-    if suffix == "html":
+    if suffix.lower() == "html":
         assert "<time>" not in path.read_text() and "<svg" in path.read_text()
 
 

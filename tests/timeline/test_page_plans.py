@@ -20,7 +20,7 @@ GRADIENTS = tuple(ReadyGradient(1 << 20, ready_s=0.001 * (index + 1)) for index 
 COSTS = ((float(1 << 20), 0.002), (float(4 << 20), 0.005))  # 1 ms, and 1 ms for each MiB
 PLANS = (
     MeasuredPlan("default", ((0, 1, 2, 3),), 0.009, 0.010, 0.02),
-    MeasuredPlan("single bucket", ((3, 2, 1, 0),), 0.009, None, 0.03),
+    MeasuredPlan("single bucket", ((3, 2, 1, 0),), 0.007, None, 0.03),
     MeasuredPlan("best", ((0, 1), (2, 3)), 0.008, 0.0085, 0.01),
 )
 

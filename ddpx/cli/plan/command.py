@@ -96,7 +96,7 @@ def command(
 def _check_plot(plot: Path) -> None:
     """Finds mistakes before the script runs."""
     errors.check_file(plot)
-    if plot.suffix not in _SUFFIXES:
+    if plot.suffix.lower() not in _SUFFIXES:
         raise errors.UserMistake(
             f"{plot} has no suffix of a picture. Pass one of {', '.join(_SUFFIXES)}."
         )
@@ -115,11 +115,10 @@ def _text(report: PlanReport, plan: BucketPlan) -> str:
         for each in report.plans
     ]
     headers = ("plan", "buckets", "predicted end, ms", "measured end, ms", "step, ms")
-    caps = ", ".join(f"{cap:.6g}" for cap in plan.cap_mb_list)
     return (
         f"{plan_rows.title(report)}.\n\n{table(headers, rows)}\n\n"
         "The end of communication counts from the start of the backward. For torch's DDP:\n"
-        f"bucket_cap_mb_list=[{caps}]"
+        f"bucket_cap_mb_list={plan.cap_mb_list}"
     )
 
 

@@ -32,7 +32,7 @@ def draw(report: PlanReport, path: str | Path) -> None:
         ImportError: matplotlib is not installed.
     """
     figure = make_figure(report)
-    if Path(path).suffix != ".html":
+    if Path(path).suffix.lower() != ".html":
         figure.savefig(path, dpi=150)
         return
     picture = io.StringIO()
