@@ -6,6 +6,7 @@ test_verdict.py covers the statistics.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from ddpx import _C
 from ddpx.cli.group import run_command_line
 from ddpx.cli.timeline.launches import load, median_first, write
+from ddpx.timeline import Timeline
 from ddpx.timeline.analyze.assembly import assemble
 from ddpx.timeline.export import trace_file
 from ddpx.timeline.record.clocks import Reading
@@ -25,11 +27,23 @@ QUIET = 3 * [100.0, 101.0, 99.0, 100.0, 100.5, 99.5, 100.0]
 NOISY = 3 * [100.0, 160.0, 60.0, 100.0, 140.0, 55.0, 145.0]
 
 
-def _write(path: Path, steps_ms: Sequence[float], idle_ms: float = 0) -> None:
+def _write(
+    path: Path, steps_ms: Sequence[float], idle_ms: float = 0, slower: Sequence[float] = ()
+) -> None:
     """Writes a recording of one rank with steps of these lengths.
 
-    Between forward and backward the rank does something else for ``idle_ms``.
+    Args:
+        path: The file.
+        steps_ms: The time of each step.
+        idle_ms: Between forward and backward the rank does something else for this time.
+        slower: The times of a second rank.
     """
+    sides = [steps_ms, slower] if slower else [steps_ms]
+    ranks = [_data(rank, len(sides), times, idle_ms) for rank, times in enumerate(sides)]
+    trace_file.write(path, assemble(ranks), ranks)
+
+
+def _data(rank: int, world_size: int, steps_ms: Sequence[float], idle_ms: float) -> RankData:
     kind = _C.EventKind
     rows = []
     begin = 1000 * MS
@@ -38,17 +52,22 @@ def _write(path: Path, steps_ms: Sequence[float], idle_ms: float = 0) -> None:
         rows.append((begin, step, kind.FORWARD_BEGIN, 0))
         rows.append((begin + MS, step, kind.FORWARD_END, 0))
         rows.append((begin + 2 * MS + round(idle_ms * MS), step, kind.STEP_BEGIN, 0))
-        for event in (kind.BUCKET_READY, kind.LAUNCHED, kind.COMPLETED):
-            rows.append((end - 2 * MS, step, event, 0))
-        rows.append((end - MS, step, kind.BACKWARD_END, 0))
-        for event in (kind.WAIT_BEGIN, kind.WAIT_END, kind.WRITTEN_BACK):
-            rows.append((end - MS, step, event, 0))
-        rows.append((end, step, kind.STEP_END, 0))
+        for before_end_ms, event in (
+            (6, kind.BUCKET_READY),
+            (5, kind.LAUNCHED),
+            (4, kind.BACKWARD_END),
+            (4, kind.WAIT_BEGIN),
+            (2, kind.COMPLETED),
+            (2, kind.WAIT_END),
+            (1, kind.WRITTEN_BACK),
+            (0, kind.STEP_END),
+        ):
+            rows.append((end - before_end_ms * MS, step, event, 0))
         begin = end + 5 * MS
-    data = RankData(
+    return RankData(
         name="made by hand",
-        rank=0,
-        world_size=1,
+        rank=rank,
+        world_size=world_size,
         host="host",
         backend="gloo",
         device="cpu",
@@ -68,7 +87,6 @@ def _write(path: Path, steps_ms: Sequence[float], idle_ms: float = 0) -> None:
         plan_report=None,
         has_hook=False,
     )
-    trace_file.write(path, assemble([data]), [data])
 
 
 def _times(factor: float, steps_ms: Sequence[float]) -> list[float]:
@@ -144,6 +162,7 @@ def test_another_recording_replaces_all_launches(tmp_path):
     folder = Path(_write_launches(tmp_path / "out", QUIET, (1.0, 3.0, 2.0)))
     three = median_first(load(folder, 0))
     assert [round(launch.step_ms) for launch in three] == [200, 100, 300]
+    assert round(median_first(three[:2])[0].step_ms) == 100  # of two, the faster launch
     assert write(three, "text", folder)[:3] == ["trace.json", "trace-2.json", "trace-3.json"]
     assert round(load(folder, 0)[0].step_ms) == 200
     write(three[:1], "text", folder)
@@ -162,6 +181,9 @@ def test_a_model_of_a_folder(tmp_path, capsys):
     _write(tmp_path / "model1-rank0.json", _times(2, QUIET))
     assert run_command_line(["timeline", "show", str(tmp_path), "--model", "1"]) == 0
     assert "200.00" in capsys.readouterr().out
+    words = ["timeline", "show", str(tmp_path), "--model", "1", "--against", str(tmp_path)]
+    assert run_command_line(words) == 0
+    assert "200.00 -> 200.00 ms on the slowest rank" in capsys.readouterr().out
     assert run_command_line(["timeline", "show", str(tmp_path), "--model", "2"]) == 2
     assert "has no recording of model 2. Recorded models: 0, 1." in capsys.readouterr().err
 
@@ -174,10 +196,11 @@ def _change(path: Path, **values: object) -> None:
 
 def test_a_recording_of_another_kind_is_told(tmp_path, capsys):
     """Buckets of another size show another model. A file of one rank has no slower rank."""
-    one, other, two_ranks = (tmp_path / f"{name}.json" for name in ("one", "other", "two ranks"))
-    for path in (one, other, two_ranks):
+    names = ("one", "other", "two ranks", "of three")
+    one, other, two_ranks, of_three = (tmp_path / f"{name}.json" for name in names)
+    for path in (one, other, two_ranks, of_three):
         _write(path, QUIET)
-        _change(path, world_size=2)
+        _change(path, world_size=3 if path is of_three else 2)
     _change(other, plans=[{"first_step": 0, "buckets": [[[0], 8]]}])
     contents = json.loads(two_ranks.read_text())
     ranks = contents["ddpx"]["ranks"]
@@ -187,6 +210,56 @@ def test_a_recording_of_another_kind_is_told(tmp_path, capsys):
         (one, ""),
         (other, " The buckets of the recordings differ."),
         (two_ranks, " The numbers of recorded ranks differ: 2 and 1."),
+        (of_three, " The numbers of ranks differ: 3 and 2."),
     ):
         assert run_command_line(["timeline", "show", str(one), "--against", str(path)]) == 0
         assert capsys.readouterr().out.endswith(f"--launches 3`.{ending}\n")
+
+
+def test_tables_have_the_base_first_and_ratios(tmp_path, capsys):
+    new, base = (tmp_path / f"{name}.json" for name in ("new", "base"))
+    _write(base, QUIET)
+    _write(new, _times(2, QUIET))
+    _change(new, plans=[{"first_step": 0, "buckets": [[[0], 3 << 20]]}])
+    assert run_command_line(["timeline", "show", str(new), "--against", str(base)]) == 1
+    rank, bucket = (
+        re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines() if line[:1] == "0"
+    )
+    assert rank[:2] == ["0", "100.00 -> 200.00 (2.00)"]
+    assert rank[3:] == ["3.00 -> 3.00 (1.00)", "1.00 -> 1.00 (1.00)", "2.00 -> 2.00 (1.00)"]
+    assert bucket == [
+        *("0", "0.00 -> 3.00", "1 -> 1", "92.00 -> 192.00 (2.09)"),  # the bucket is ready
+        *("3.00 -> 3.00 (1.00)", "96.00 -> 196.00 (2.04)", "2.00 -> 2.00 (1.00)"),
+    ]
+
+
+def test_the_slowest_rank_counts(tmp_path, capsys):
+    """Steps count from the first forward of the rank. Also the main part is that of this rank."""
+    new, base = tmp_path / "new.json", tmp_path / "base.json"
+    _write(base, QUIET, slower=_times(2, QUIET))
+    _write(new, QUIET, slower=_times(5, QUIET))
+    assert run_command_line(["timeline", "show", str(new), "--against", str(base)]) == 1
+    said = capsys.readouterr().out
+    assert "200.00 -> 500.00 ms on the slowest rank" in said
+    assert "Most of the difference is compute, +300.00 ms." in said
+
+
+def test_steps_before_a_rebuild_do_not_count(tmp_path):
+    path = tmp_path / "trace.json"
+    _write(path, [900.0, 100.0, 100.0])
+    buckets = [{"first_step": step, "buckets": [[[0], 4 + 4 * step]]} for step in range(2)]
+    _change(path, plans=buckets)
+    (launch,) = load(path, 0)
+    assert launch.steps_ms == [100.0, 100.0]
+
+
+def test_launches_are_in_the_order_of_their_numbers(tmp_path):
+    folder = _write_launches(tmp_path / "out", QUIET, range(1, 12))
+    assert [round(launch.step_ms / 100) for launch in load(Path(folder), 0)] == [*range(1, 12)]
+
+
+def test_the_summary_has_the_advice(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Timeline, "advice", lambda _: ["Use one bucket.", "Wait."])
+    _write(tmp_path / "trace.json", QUIET)
+    assert run_command_line(["timeline", "show", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("\nAdvice:\n- Use one bucket.\n- Wait.\n")

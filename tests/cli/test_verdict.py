@@ -80,7 +80,8 @@ def test_one_launch_counts_among_several():
     assert compare_steps([[10.0]], [[10.0], [10.1], [9.9]]).basis == "1 and 3 launches"
 
 
-def test_equal_times():
-    found = compare_steps([[10.0] * 20], [[10.0] * 20])
+@pytest.mark.parametrize("num_steps", [15, 20])
+def test_equal_times(num_steps):
+    found = compare_steps([[10.0] * num_steps], [[10.0] * num_steps])
     assert found.basis == "5 and 5 blocks of steps"
     assert found.low < 1 < found.high
