@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from synthetic import PARAM_NAMES, accumulated, make_recording
 
 from ddpx.timeline.export.page import page_data, write
-from ddpx.timeline.model import Recording
+from ddpx.timeline.model import Clock, Recording
 
 MARKUP = "</script><b>x"
 
 
 def test_what_is_stored():
-    data = json.loads(json.dumps(page_data(make_recording())))
+    clocks = {0: Clock(0.0, 0.0), 1: Clock(0.0, 25_000.0)}
+    data = json.loads(json.dumps(page_data(replace(make_recording(), clocks=clocks))))
+    assert data["clockErrors"] == {"0": 0, "1": 25}  # µs
     assert data["params"] == list(PARAM_NAMES)
     assert data["hosts"] == {"0": "host", "1": "host"}
     assert data["shown"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -118,7 +119,9 @@ def test_the_step_of_median_length():
 
 
 def test_one_rank_alone():
-    figure = make_figure(one_rank_alone(), None)
+    """The title has the number of ranks of the job."""
+    figure = make_figure(replace(one_rank_alone(), world_size=4), None)
+    assert "on 4 ranks over gloo" in _texts(figure)[0]
     assert _bars(figure, 0, BACKWARD) == [(12, 32)]
     assert _bars(figure, 0, MOVING) == []
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
