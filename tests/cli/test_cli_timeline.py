@@ -1,11 +1,14 @@
 """``ddpx timeline``: records a script, shows recordings, and compares them."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
-from cli_process import assert_code, environment, run
+from cli_process import assert_code, environment, run, start
 
 from ddpx.cli.group import run_command_line
 from ddpx.timeline import Timeline
@@ -125,11 +128,12 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(4, 4))
+models = [DistributedDataParallel(torch.nn.Linear(4, 4)) for _ in range(2)]
 for step in range(4):
     if step == {fails_at} and dist.get_rank() == 1:
         raise ValueError("the loss is 42")
-    model(torch.randn(2, 4)).sum().backward()
+    for model in models:
+        model(torch.randn(2, 4)).sum().backward()
 """
 
 
@@ -137,10 +141,26 @@ def test_recording_of_a_script_that_fails_is_kept(tmp_path):
     (tmp_path / "fails late.py").write_text(_TRAINING.format(fails_at=3))
     done = run("timeline", "fails late.py", "--out", "out", cwd=tmp_path)
     assert done.returncode == 1 and "the loss is 42" in done.stderr, done.stderr
+    assert "The script wrapped 2 models. This is the first model." in done.stdout
     assert "The script failed. These files have the steps before the failure." in done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == _FORMS
     steps = Timeline.load(tmp_path / "out").steps
     assert [step.number for step in steps] == [0, 1, 2]
+
+
+def test_recording_of_an_interrupted_script_is_kept(tmp_path):
+    process = start("timeline", "--steps", 5, "--out", tmp_path / "out", "trains_on.py")
+    try:
+        for _ in range(2):
+            assert process.stdout.readline().startswith("training in ")
+        time.sleep(1)
+        os.killpg(process.pid, signal.SIGINT)
+        said, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "Traceback" not in told, told
+    assert "The script was interrupted. These files have the steps before the interrupt." in said
+    assert Timeline.load(tmp_path / "out").steps
 
 
 @pytest.mark.full_only
@@ -148,5 +168,5 @@ def test_script_that_fails_in_its_first_step_has_no_recording(tmp_path):
     (tmp_path / "fails.py").write_text(_TRAINING.format(fails_at=0))
     done = run("timeline", "fails.py", "--out", "out", cwd=tmp_path)
     assert done.returncode == 1 and "the loss is 42" in done.stderr, done.stderr
-    assert "the recording of the failed script is not kept: " in done.stderr
+    assert "the script failed, and its recording is not kept: " in done.stderr
     assert not (tmp_path / "out").exists()

@@ -169,6 +169,18 @@ def test_another_recording_replaces_all_launches(tmp_path):
     assert sorted(path.name for path in folder.glob("*.json")) == ["trace.json"]
 
 
+def test_a_recording_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    folder = Path(_write_launches(tmp_path / "out", QUIET, (1.0, 3.0)))
+    _write(tmp_path / "new.json", QUIET)
+    monkeypatch.setattr(Timeline, "export_chrome_trace", fail)
+    with pytest.raises(OSError, match="no space left"):
+        write(load(tmp_path / "new.json", 0), "text", folder)
+    assert [round(launch.step_ms) for launch in load(folder, 0)] == [100, 300]
+
+
 def test_folder_of_two_recordings(tmp_path, capsys):
     folder = _write_launches(tmp_path / "out", QUIET, (1.0,))
     _write(tmp_path / "out" / "rank0.json", QUIET)

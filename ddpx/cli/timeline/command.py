@@ -84,8 +84,9 @@ def record(
     Writes summary.txt, trace.json (for https://ui.perfetto.dev and `ddpx timeline show`),
     timeline.png and timeline.html. With --launches, these files show the launch whose step time is
     the median. The files trace-2.json and so on contain the other launches. If the script fails,
-    the files show the steps of the failed launch before the failure, and the exit code is 1.
-    Options that ddpx does not know, and all words after --, go to the script.
+    the files show the steps of the failed launch before the failure, and the exit code is 1. After
+    Ctrl-C, the files show the steps of the interrupted launch, and the exit code is 130. Options
+    that ddpx does not know, and all words after --, go to the script.
 
     \b
     Examples:
@@ -104,17 +105,20 @@ def record(
             click.echo(f"ddpx: launch {number + 1} of {num_launches}", err=True)
         with tempfile.TemporaryDirectory(prefix="ddpx-timeline-") as folder:
             environment = {FOLDER: folder, STEPS: str(steps)}
-            code = launch(
-                local_options(nproc_per_node),
-                "ddpx.cli.timeline.runner",
-                script.command(),
-                environment,
-            )
-            num_models = len(models_in(Path(folder)))
+            try:
+                code = launch(
+                    local_options(nproc_per_node),
+                    "ddpx.cli.timeline.runner",
+                    script.command(),
+                    environment,
+                )
+            except KeyboardInterrupt:
+                _keep(Path(folder), out, "was interrupted", "interrupt")
+                raise
             if code != 0:
-                if num_models:
-                    _keep_failed(Path(folder), out)
+                _keep(Path(folder), out, "failed", "failure")
                 return code
+            num_models = len(models_in(Path(folder)))
             if not num_models:
                 raise errors.nothing_recorded(target)
             launches += files.load(Path(folder), 0)
@@ -122,14 +126,21 @@ def record(
     return 0
 
 
-def _keep_failed(folder: Path, out: Path) -> None:
-    """Writes what the ranks of a failed launch recorded. Their steps may show why it failed."""
+def _keep(folder: Path, out: Path, what_happened: str, event: str) -> None:
+    """Writes what the ranks of a failed or interrupted launch recorded, if they recorded steps.
+
+    The steps before a failure may show why the script failed.
+    """
+    num_models = len(models_in(folder))
+    if not num_models:
+        return
     try:
-        _write(files.load(folder, 0), len(models_in(folder)), out)
+        _write(files.load(folder, 0), num_models, out)
     except errors.UserMistake as cause:
-        click.echo(f"ddpx: the recording of the failed script is not kept: {cause}", err=True)
+        text = f"ddpx: the script {what_happened}, and its recording is not kept: {cause}"
+        click.echo(text, err=True)
     else:
-        click.echo("The script failed. These files have the steps before the failure.")
+        click.echo(f"The script {what_happened}. These files have the steps before the {event}.")
 
 
 def _write(launches: Sequence[Launch], num_models: int, out: Path) -> None:

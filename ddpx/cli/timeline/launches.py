@@ -67,17 +67,18 @@ _WRITERS: dict[str, Callable[[Timeline, Path], None]] = {
 
 
 def write(launches: Sequence[Launch], text: str, out: Path) -> list[str]:
-    """Writes the files of a recording, and removes launches of an earlier recording.
+    """Writes the files of a recording, and then removes other launches of an earlier recording.
 
     Returns:
         The names of the files.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for file in trace_file.launches_in(out):
-        file.unlink()
     traces = [trace_file.launch_name(number) for number in range(len(launches))]
     for name, launch in zip(traces, launches, strict=True):
         launch.timeline.export_chrome_trace(out / name)
+    for file in trace_file.launches_in(out):
+        if file.name not in traces:
+            file.unlink()
     for name, write_file in _WRITERS.items():
         write_file(launches[0].timeline, out / name)
     (out / "summary.txt").write_text(text + "\n", encoding="utf-8")
