@@ -151,6 +151,11 @@ def test_values_after_the_end_of_a_run_are_not_compared():
     assert row[-3:] == ["identical", "identical", "1 differs"]
 
 
+def test_steps_without_losses_have_rows():
+    events = [event for event in _training(2) if event.kind != "loss"]
+    assert _rows(events, events) == [["1", *3 * ["identical"]], ["2", *3 * ["identical"]]]
+
+
 def test_a_long_table_has_the_first_and_last_steps_and_all_that_differ():
     rows = _rows(_training(30, changed_step=12), _training(30))
     assert [int(row[0]) for row in rows] == [1, 2, 3, 4, 5, 12, 26, 27, 28, 29, 30]
