@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
-from cli_process import assert_code, run, start
+from cli_process import SCRIPTS, assert_code, run, start
+
+from ddpx.cli import guard, torchrun
+from ddpx.cli.group import run_command_line
 
 
 def test_survivors_come_to_a_good_end():
@@ -19,6 +23,17 @@ def test_survivors_come_to_a_good_end():
         "rank 1 ends well",
         "rank 2 ends well",
     ]
+
+
+def test_the_environment_precedes_settings_of_nccl(monkeypatch):
+    given: dict[str, str] = {}
+    monkeypatch.setattr(torchrun.torchrun, "run", lambda _: given.update(os.environ))
+    asynchronous, dump = guard.NCCL_SURVIVAL
+    monkeypatch.setenv(asynchronous, "3")
+    monkeypatch.delenv(dump, raising=False)
+    assert run_command_line(["run", "--keep-survivors", str(SCRIPTS / "ends.py")]) == 0
+    assert (given[asynchronous], given[dump]) == ("3", guard.NCCL_SURVIVAL[dump])
+    assert dump not in os.environ
 
 
 @pytest.mark.full_only

@@ -5,11 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from cli_process import ROOT, SCRIPTS, assert_code, environment, run, start
+from torch.multiprocessing import ProcessRaisedException
 
 from ddpx.cli.group import run_command_line
+from ddpx.cli.runner import _may_have_wrapped_elsewhere
+from ddpx.cli.script import Script
 from ddpx.cli.torchrun import local_options, torchrun_options
 
 
@@ -45,6 +49,17 @@ def test_script_sees_its_own_folder_and_arguments(tmp_path):
     assert_code(done, 0)
     assert "name __main__, argv ['says_where.py', '-m', 'x']" in done.stdout
     assert f"path starts with {SCRIPTS.name}, ranks 2" in done.stdout
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_the_folder_of_a_script_is_not_in_a_safe_path(tmp_path, monkeypatch, is_safe):
+    """``python -P`` and PYTHONSAFEPATH, which are new in Python 3.11."""
+    (tmp_path / "script.py").write_text("import sys; sys.argv.append(sys.path[0])")
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=is_safe))
+    monkeypatch.setattr(sys, "path", ["first", *sys.path])
+    monkeypatch.setattr(sys, "argv", [])
+    Script(str(tmp_path / "script.py"), False, ("x",)).run()
+    assert sys.argv[1:] == ["x", "first" if is_safe else str(tmp_path)]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +144,22 @@ def test_script_that_starts_processes_gets_a_hint(script, hint):
     done = run("run", "--nproc-per-node=1", "spawns.py", script)
     assert done.returncode == (0 if script == "succeeds" else 1), done.stderr
     assert ("processes that the script starts by itself, e.g. with mp.spawn" in done.stderr) == hint
+
+
+@pytest.mark.parametrize(
+    ("error", "rank", "hint"),
+    [
+        (None, "0", True),
+        (None, "1", False),
+        (SystemExit(0), "0", True),
+        (SystemExit(2), "0", False),
+        (ValueError(), "0", False),
+        (ProcessRaisedException("failed", 0, 17), "1", True),
+    ],
+)
+def test_hint_of_one_rank(monkeypatch, error, rank, hint):
+    monkeypatch.setenv("RANK", rank)
+    assert _may_have_wrapped_elsewhere(error) == hint
 
 
 @pytest.mark.parametrize(
