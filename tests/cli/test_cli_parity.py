@@ -1,14 +1,18 @@
 """``ddpx parity``: verdicts on trainings that agree, that differ, and that cannot be compared."""
 
+import json
 import re
 
 import pytest
 import torch
-from cli_process import assert_code, run
+from cli_process import SCRIPTS, assert_code, run
 
+from ddpx.cli.group import run_command_line
+from ddpx.cli.parity import command
 from ddpx.cli.parity.record import RankRecord, Settings
 from ddpx.cli.parity.recorder import Recorder
 from ddpx.cli.parity.text import steps_table
+from ddpx.cli.parity.training import Training
 from ddpx.testing.events import Event, compare
 
 pytestmark = pytest.mark.timeout(400)  # up to four launches; a rank takes seconds to import torch
@@ -64,6 +68,30 @@ def test_build_function_over_shared_memory():
 
 
 @pytest.mark.parametrize(
+    ("words", "num_steps", "backend", "arguments"),
+    [
+        ((), 10, "gloo", {}),
+        (("--steps", "4", "--backend", "shm"), 4, "shm", {}),
+        (
+            ("--set", "bucket_cap_mb=0.5", "--set", "static_graph=TRUE", "--set", "dim=None"),
+            *(10, "gloo", {"bucket_cap_mb": 0.5, "static_graph": True, "dim": None}),
+        ),
+    ],
+)
+def test_options_of_a_function_reach_the_training(
+    monkeypatch, words, num_steps, backend, arguments
+):
+    subjects = []
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setattr(command, "_compare", lambda subject: subjects.append(subject) or 0)
+    assert run_command_line(["parity", "models_to_build:mlp", *words]) == 0
+    (subject,) = subjects
+    training = Training(**json.loads(subject.script.arguments[0]))
+    assert training == Training("models_to_build:mlp", num_steps, backend, arguments)
+    assert (subject.num_ranks, subject.title) == (2, "ReducerDDP")
+
+
+@pytest.mark.parametrize(
     ("script", "reason"),
     [
         ("wraps_nothing.py", "wrapped no model in DistributedDataParallel"),
@@ -74,6 +102,13 @@ def test_script_without_ddp_cannot_be_compared(script, reason):
     done = run("parity", "--nproc-per-node", 1, script)
     assert_code(done, 2)
     assert reason in done.stderr
+
+
+def test_a_rank_without_a_record_is_told(tmp_path):
+    (tmp_path / "leaves.py").write_text("import os; os._exit(0)")
+    done = run("parity", "--nproc-per-node", 1, "leaves.py", cwd=tmp_path)
+    assert_code(done, 2)
+    assert "leaves.py left no recording" in done.stderr and "os._exit()" in done.stderr
 
 
 @pytest.mark.full_only

@@ -68,7 +68,7 @@ class Subject:
 
         Raises:
             RunFailed: The script failed.
-            UserMistake: The script wrapped no model in DDP.
+            UserMistake: The script wrapped no model in DDP, or a rank left no record.
         """
         title = self.title if replaces else "DDP"
         ranks = count(self.num_ranks, "rank")
@@ -94,7 +94,9 @@ class Subject:
             captured = settings.captured
             tensor = torch.load(captured) if captured.exists() else None
         wrappers = {name for record in records for name in record.wrappers}
-        if not wrappers or len(records) < self.num_ranks:
+        if len(records) < self.num_ranks:
+            raise errors.nothing_recorded(self.name)
+        if not wrappers:
             raise errors.nothing_wrapped(self.name)
         itself = wrappers & {self.title, "ReducerDDP"}
         if not replaces and itself:
