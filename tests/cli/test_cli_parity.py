@@ -4,16 +4,11 @@ import json
 import re
 
 import pytest
-import torch
 from cli_process import SCRIPTS, assert_code, run
 
 from ddpx.cli.group import run_command_line
 from ddpx.cli.parity import command
-from ddpx.cli.parity.record import RankRecord, Settings
-from ddpx.cli.parity.recorder import Recorder
-from ddpx.cli.parity.text import steps_table
 from ddpx.cli.parity.training import Training
-from ddpx.testing.events import Event, compare
 
 pytestmark = pytest.mark.timeout(400)  # up to four launches; a rank takes seconds to import torch
 
@@ -157,49 +152,3 @@ def test_a_script_without_a_backward_is_no_verdict(tmp_path):
     assert_code(done, 2)
     assert "no backward.py averaged no gradients" in done.stderr
     assert "Identical" not in done.stdout
-
-
-def _training(num_steps: int, changed_step: int = 0) -> list[Event]:
-    events = [Event("weight", 0, 0, {"a": "start"})]
-    for step in range(1, num_steps + 1):
-        loss = "0.25" if step == changed_step else "0.5"
-        events.append(Event("loss", step, -1, {"number 0": "2.5", "number 1": loss}))
-        events.append(Event("gradient", step, 0, {"a": "g"}))
-        events.append(Event("weight", step, 0, {"a": "w"}))
-    return events
-
-
-def _rows(left: list[Event], right: list[Event]) -> list[list[str]]:
-    """The rows of the table of steps."""
-    verdict = compare([left], [right])
-    table = steps_table([RankRecord(events=left)], verdict, RankRecord(events=right), "Ours")
-    return [re.split(" {2,}", line) for line in table.splitlines()[2:]]
-
-
-def test_values_after_the_end_of_a_run_are_not_compared():
-    assert [row[-3:] for row in _rows(_training(1), _training(3))] == [
-        ["identical", "identical", "identical"],
-        ["1 differs", "not compared", "not compared"],
-        ["not compared", "not compared", "not compared"],
-    ]
-    (row,) = _rows(_training(1), _training(1)[:-1])
-    assert row[-3:] == ["identical", "identical", "1 differs"]
-
-
-def test_steps_without_losses_have_rows():
-    events = [event for event in _training(2) if event.kind != "loss"]
-    assert _rows(events, events) == [["1", *3 * ["identical"]], ["2", *3 * ["identical"]]]
-
-
-def test_a_long_table_has_the_first_and_last_steps_and_all_that_differ():
-    rows = _rows(_training(30, changed_step=12), _training(30))
-    assert [int(row[0]) for row in rows] == [1, 2, 3, 4, 5, 12, 26, 27, 28, 29, 30]
-    assert rows[5] == ["12", "0.25", "0.5", "1 differs", "identical", "identical"]
-
-
-def test_a_backward_from_an_edge_of_the_graph_has_no_loss(tmp_path):
-    recorder = Recorder(Settings(str(tmp_path), None, None), 0, None, None)
-    root = torch.ones(1, requires_grad=True) * 2
-    recorder._record_losses(torch.autograd.graph.get_gradient_edge(root))
-    recorder._record_losses([root])
-    assert [event.values for event in recorder.record.events] == [{}, {"number 0": "2.0"}]
