@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 from ddpx.cli.parity.command import Outcome, _sentence
 from ddpx.cli.parity.record import RankRecord, Settings
 from ddpx.cli.parity.recorder import Recorder, _Model
-from ddpx.cli.parity.text import costs_table, steps_table
+from ddpx.cli.parity.text import costs_table, how_far, steps_table, where
 from ddpx.testing.events import Event, compare
 
 
@@ -58,6 +59,94 @@ def test_a_long_table_has_the_first_and_last_steps_and_all_that_differ():
     rows = _rows(_training(30, changed_step=12), _training(30))
     assert [int(row[0]) for row in rows] == [1, 2, 3, 4, 5, 12, 26, 27, 28, 29, 30]
     assert rows[5] == ["12", "0.25", "0.5", "1 differs", "identical", "identical"]
+
+
+def _gradient(model: int = 0, **digests: str) -> Event:
+    return Event("gradient", 1, model, {**digests})
+
+
+def _loss(value: str) -> Event:
+    return Event("loss", 1, -1, {"number 0": value})
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "said"),
+    [
+        *(
+            (
+                [Event("weight", step, 0, {"a": "w"})],
+                [Event("weight", step, 0, {"a": "x"})],
+                f"{place}, rank 0: the weight a",
+            )
+            for step, place in ((0, "before step 1"), (2, "after step 2"))
+        ),
+        (
+            [_gradient(1, a="g", b="g")],
+            [_gradient(1, a="g", b="x")],
+            "step 1, rank 0 (model 1): the gradient of b",
+        ),
+        (
+            [_loss("0.5")],
+            [_loss("0.25")],
+            "step 1, rank 0: the loss is 0.5 with DDP and 0.25 with Ours, difference 0.25",
+        ),
+        (
+            [],
+            [_loss("0.5")],
+            "step 1, rank 0: the run with DDP ends here, but the run with Ours continues with a "
+            "loss",
+        ),
+        (
+            [_loss("0.5")],
+            [],
+            "step 1, rank 0: the run with Ours ends here, but the run with DDP continues with a "
+            "loss",
+        ),
+        (
+            [_gradient(a="g", b="g")],
+            [_gradient(a="g", c="g")],
+            "step 1, rank 0: the names of the gradients differ: b, c",
+        ),
+        (
+            [_gradient(a="g", b="g")],
+            [_gradient(b="x", a="g")],
+            "step 1, rank 0: the gradients are in a different order",
+        ),
+        (
+            [_loss("0.5")],
+            [_gradient(a="g")],
+            "step 1, rank 0: the runs take different courses: a loss of step 1 with DDP, but a "
+            "gradient of step 1 with Ours",
+        ),
+    ],
+)
+def test_the_place_of_a_difference(left: list[Event], right: list[Event], said: str):
+    assert where(compare([left], [right]).differences[0], "Ours") == said
+
+
+@pytest.mark.parametrize(
+    ("names", "others"),
+    [
+        ("a", ""),
+        ("ab", "; 1 more gradient of this step differs, too"),
+        ("abc", "; 2 more gradients of this step differ, too"),
+    ],
+)
+def test_the_number_of_differences(names: str, others: str):
+    left, right = ([_gradient(**dict.fromkeys(names, digest))] for digest in "gx")
+    first = compare([left], [right]).differences[0]
+    said = how_far(first, torch.zeros(4), torch.tensor([0.0, 0.5, 0.0, 0.0]))
+    assert said == f"differs in 1 of 4 elements, largest difference 0.5{others}"
+    left.append(Event("weight", 1, 0, {"a": "w"}))
+    right.append(Event("weight", 1, 0, {"a": "w"}))
+    (row,) = _rows(left, right)
+    assert row[1:] == ["identical", f"{len(names)} differ{'s' * (names == 'a')}", "identical"]
+
+
+def test_records_are_in_the_order_of_ranks(tmp_path: Path):
+    for rank in range(11):
+        RankRecord(peak_bytes=rank).write(tmp_path, rank)
+    assert [record.peak_bytes for record in RankRecord.read_all(tmp_path)] == list(range(11))
 
 
 def test_costs_are_in_ms_and_mib():
