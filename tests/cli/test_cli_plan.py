@@ -116,8 +116,13 @@ def test_the_picture_has_both_plans(tmp_path, suffix):
     _check_plot(path)
     plan_picture.draw(report, path)
     assert path.stat().st_size > 1000
-    titles = [axes.get_title(loc="left") for axes in plan_picture.make_figure(report).axes]
+    default, best = rows = plan_picture.make_figure(report).axes
+    titles = [axes.get_title(loc="left") for axes in rows]
     assert titles == ["default: 1 bucket, step 20.0 ms", "best: 2 buckets, step 10.0 ms"]
+    for axes, ends in ((default, {"predicted": 5, "measured": 6}), (best, {"predicted": 4})):
+        legend = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert legend == [f"{name} {end}.0 ms" for name, end in ends.items()]
+        assert [line.get_xdata()[0] for line in axes.get_lines()] == list(ends.values())
     if suffix.lower() == "html":
         assert "<time>" not in path.read_text() and "<svg" in path.read_text()
 

@@ -21,7 +21,9 @@ from synthetic import (
 
 from ddpx.timeline.analyze.extent import find_step
 from ddpx.timeline.export.picture import draw, make_figure
-from ddpx.timeline.model import Recording
+from ddpx.timeline.export.picture_rows import Rows
+from ddpx.timeline.export.rows import label, size
+from ddpx.timeline.model import Interval, Recording
 
 colors = pytest.importorskip("matplotlib.colors", reason="matplotlib is not installed")
 
@@ -295,3 +297,20 @@ def test_a_long_recording_does_not_list_all_its_steps():
     recording = Recording((), steps, {}, {}, "gloo", "cpu", 2, {})
     with pytest.raises(ValueError, match=r"step 2 is not .* Recorded steps: 50 from 5 to 54\."):
         find_step(recording, 2)
+
+
+def test_labels_of_rows():
+    step = find_step(make_recording(), 12)
+    assert label(step, (0, 1, 2)) == "buckets 0 to 2"
+    assert label(step, (1,)) == "bucket 1, 2.0 MiB"
+    assert size(0) == "sparse"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "bar"),
+    [(10, 20, (10, 10)), (10, 10.05, (10, 0.2)), (99.95, 100, (99.8, 0.2))],
+)
+def test_a_thin_bar_is_visible_and_within_the_axes(begin, end, bar):
+    """The axes have 10 inches and 100 ms. The least width is 0.02 inches."""
+    ns = Interval(round(begin * 1e6), round(end * 1e6))
+    assert Rows(0, 100, 10)._bar(ns) == pytest.approx(bar)
