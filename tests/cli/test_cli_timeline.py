@@ -141,6 +141,7 @@ def test_recording_of_a_script_that_fails_is_kept(tmp_path):
     (tmp_path / "fails late.py").write_text(_TRAINING.format(fails_at=3))
     done = run("timeline", "fails late.py", "--out", "out", cwd=tmp_path)
     assert done.returncode == 1 and "the loss is 42" in done.stderr, done.stderr
+    assert "Files written to out: trace.json, timeline.png, timeline.html, summary" in done.stdout
     assert "The script wrapped 2 models. This is the first model." in done.stdout
     assert "The script failed. These files have the steps before the failure." in done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == _FORMS
