@@ -64,6 +64,7 @@ _MISTAKES = {
     f"plan --plot= {_TRAIN}": "an empty text is no path of a file",
     f"plan --out=/dev/null/a.json {_TRAIN}": "cannot write into the folder '/dev/null': Not",
     "plan nothing.py": "there is no script 'nothing.py'",
+    f"plan --out=./a.svg --plot=a.svg {_TRAIN}": "--out and --plot name the same file",
     f"plan --plot=plan.txt {_TRAIN}": "plan.txt has no suffix of a picture",
     f"plan --nproc-per-node=1 {_TRAIN}": "--nproc-per-node",
     "info --bogus": "No such option",

@@ -66,6 +66,8 @@ def command(
     errors.check_file(out)
     if plot is not None:
         _check_plot(plot)
+        if plot.resolve() == out.resolve():
+            raise errors.UserMistake("--out and --plot name the same file. Pass two files.")
     with tempfile.TemporaryDirectory(prefix="ddpx-plan-") as folder:
         code = launch(
             local_options(nproc_per_node),
