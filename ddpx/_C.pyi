@@ -469,7 +469,7 @@ class Reducer:
     def shadow_step(self) -> None:
         """Makes the collective calls of a step without gradients of this rank."""
     def begin_forward(self) -> None:
-        """Recording only: marks the start of the module's forward, after buffer synchronization."""
+        """For recordings and peers: the module's forward begins, with synchronized buffers."""
     def use_buckets(self, buckets: Sequence[Sequence[int]]) -> None:
         """Replaces the bucket plan, between steps. Every rank passes the same buckets."""
     def time_all_reduces(self, num_bytes: int, repeats: int) -> list[int]:

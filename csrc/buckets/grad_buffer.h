@@ -29,7 +29,7 @@ struct Slot {
 
 //   buffer  | slot 0 | slot 1 |   ...   | slot n-1 |      one dtype, one device, no padding
 //
-// A lazy buffer has memory from the first ensure_memory() of a step to free_memory(). Between steps
+// A lazy buffer has memory from the first ensure_memory() of a step to drop_memory(). Between steps
 // it has no views either.
 //
 // The buffer has the dtype in which gradients are summed: the dtype of the params, unless the user

@@ -1,5 +1,6 @@
 #include "reducer.h"
 
+#include <exception>
 #include <utility>
 
 #include "../autograd/running_task.h"
