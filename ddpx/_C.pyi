@@ -283,6 +283,17 @@ def hold_plain_values(tensors: Sequence[torch.Tensor]) -> bool:
 def wait(work: dist.Work, process_group: dist.ProcessGroup, device: torch.device) -> None:
     """For a call on tensors of ``device``; RankFailure as soon as the group has failed."""
 
+def all_reduce(
+    tensor: torch.Tensor, process_group: dist.ProcessGroup, op: dist.ReduceOp.RedOpType
+) -> None:
+    """In place. The group gets an alias of the tensor, as below: no thread of it needs the GIL."""
+
+def broadcast(tensor: torch.Tensor, process_group: dist.ProcessGroup, source: int) -> None:
+    """Overwrites ``tensor`` with the tensor of rank ``source`` of the group."""
+
+def all_gather(tensor: torch.Tensor, process_group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """The tensors of all ranks, which have one shape, by rank."""
+
 def monitor_of(process_group: dist.ProcessGroup) -> Monitor | None:
     """Made at the first call; None if there is nobody to watch."""
 

@@ -5,6 +5,7 @@
 
 #include "../buckets/grad_values.h"
 #include "../comm/collective.h"
+#include "../comm/comm_hook.h"
 #include "../health_c10d/group_monitor.h"
 #include "bindings.h"
 
@@ -47,6 +48,73 @@ bool holds_plain_values(const at::Tensor& tensor) {
          is_common(tensor.scalar_type()) && tensor.is_non_overlapping_and_dense();
 }
 
+void wait(const Group& group, Collective& collective, c10d::Work& work, c10::Device device) {
+  try {
+    collective.wait(work, device);
+  } catch (const health::GroupFailed&) {
+    if (const auto monitor = monitor_of(group)) {
+      monitor->raise_if_failed();
+    }
+    throw;
+  }
+}
+
+// A collective call of Python, which returns when the current stream has the result. The group and
+// Python get different aliases of a tensor. A thread of the group may be the last owner of its
+// alias. If Python had an object of that alias, the thread would need the GIL and a Python state,
+// which a profiler with stacks does not expect.
+class Call {
+ public:
+  explicit Call(const Group& group)
+      : group_(group), collective_(make_collective(group, language_of(group))) {}
+
+  static at::Tensor alias_of(const at::Tensor& tensor) {
+    return tensor.is_complex() ? at::view_as_real(tensor) : tensor.detach();
+  }
+
+  void all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+    std::vector<at::Tensor> tensors = {alias_of(tensor)};
+    c10d::AllreduceOptions options;
+    options.reduceOp = op;
+    const auto work = waited(group_->allreduce(tensors, options), tensor.device());
+    if (const auto future = collective_->sum_of(*work)) {
+      collective_->wait(*future);
+      if (const auto sum = tensor_in(future->value()); sum.defined()) {
+        tensor.copy_(sum.view_as(tensor));
+      }
+    }
+  }
+
+  void broadcast(const at::Tensor& tensor, int64_t source) {
+    std::vector<at::Tensor> tensors = {alias_of(tensor)};
+    c10d::BroadcastOptions options;
+    options.rootRank = source;
+    waited(group_->broadcast(tensors, options), tensor.device());
+  }
+
+  std::vector<at::Tensor> all_gather(const at::Tensor& tensor) {
+    std::vector<at::Tensor> own = {alias_of(tensor)};
+    std::vector<at::Tensor> gathered;
+    std::vector<std::vector<at::Tensor>> outputs(1);
+    for (int rank = 0; rank < group_->getSize(); ++rank) {
+      gathered.push_back(at::empty_like(tensor));
+      outputs.front().push_back(alias_of(gathered.back()));
+    }
+    waited(group_->allgather(outputs, own), tensor.device());
+    return gathered;
+  }
+
+ private:
+  Collective::Work waited(Collective::Work work, c10::Device device) {
+    wait(group_, *collective_, *work, device);
+    return work;
+  }
+
+  const at::NoGradGuard no_grad_;
+  const Group& group_;
+  std::shared_ptr<Collective> collective_;
+};
+
 }  // namespace
 
 void bind_collective(py::module_& module) {
@@ -69,18 +137,37 @@ void bind_collective(py::module_& module) {
       "wait",
       [](const Collective::Work& work, const Group& process_group, const c10::Device& device) {
         const auto collective = make_collective(process_group, language_of(process_group));
-        try {
-          collective->wait(*work, device);
-        } catch (const health::GroupFailed&) {
-          if (const auto monitor = monitor_of(process_group)) {
-            monitor->raise_if_failed();
-          }
-          throw;
-        }
+        wait(process_group, *collective, *work, device);
       },
       py::arg("work").none(false),
       py::arg("process_group").none(false),
       py::arg("device").none(false),
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "all_reduce",
+      [](const at::Tensor& tensor, const Group& process_group, const c10d::ReduceOp& op) {
+        Call(process_group).all_reduce(tensor, op);
+      },
+      py::arg("tensor"),
+      py::arg("process_group").none(false),
+      py::arg("op"),
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "broadcast",
+      [](const at::Tensor& tensor, const Group& process_group, int64_t source) {
+        Call(process_group).broadcast(tensor, source);
+      },
+      py::arg("tensor"),
+      py::arg("process_group").none(false),
+      py::arg("source"),
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "all_gather",
+      [](const at::Tensor& tensor, const Group& process_group) {
+        return Call(process_group).all_gather(tensor);
+      },
+      py::arg("tensor"),
+      py::arg("process_group").none(false),
       py::call_guard<py::gil_scoped_release>());
 }
 

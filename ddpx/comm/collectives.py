@@ -10,38 +10,39 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpx import health
-from ddpx.comm.process_group import is_written_in_python
+from ddpx import _C, health
+
+
+def wait_for(work: dist.Work, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Waits for a collective call of torch on tensors of ``device``.
+
+    Not named ``wait``: pybind11 would take a function of this name with ``work`` as its first
+    argument for ``work.wait()`` of a work in Python, and would call the base class instead.
+    """
+    with health.explained(health.watch(group)):
+        _C.wait(work, group, device)
 
 
 def all_reduce(
     tensor: torch.Tensor, group: dist.ProcessGroup, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> torch.Tensor:
     """Reduces ``tensor`` over all ranks in place, and returns it."""
-    work = dist.all_reduce(tensor, op, group=group, async_op=True)
-    health.wait_for(work, group, tensor.device)
-    if is_written_in_python(group):  # the sum may be only in the future
-        _copy_result(work, tensor)
+    with health.explained(health.watch(group)):
+        _C.all_reduce(tensor, group, op)
     return tensor
-
-
-def _copy_result(work: Any, tensor: torch.Tensor) -> None:
-    """Copies the value of the work's future. The reducer reads the future of such a group, too."""
-    try:
-        future = work.get_future()
-    except RuntimeError:  # the work has no future
-        return
-    value = future.wait()
-    result = value[0] if isinstance(value, (list, tuple)) else value
-    if isinstance(result, torch.Tensor) and result is not tensor:
-        tensor.copy_(result)
 
 
 def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -> torch.Tensor:
     """Overwrites ``tensor`` with the tensor of rank ``source`` of the group, and returns it."""
-    work = dist.broadcast(tensor, group=group, group_src=source, async_op=True)
-    health.wait_for(work, group, tensor.device)
+    with health.explained(health.watch(group)):
+        _C.broadcast(tensor, group, source)
     return tensor
+
+
+def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Returns the tensors of all ranks, which have one shape, by rank."""
+    with health.explained(health.watch(group)):
+        return _C.all_gather(tensor, group)
 
 
 def all_gather_rows(
@@ -55,10 +56,10 @@ def all_gather_rows(
         device: The device of tensors that the group can send.
     """
     own = torch.tensor([len(rows)], dtype=torch.int64, device=device)
-    counts = [int(count.item()) for count in _all_gather(own, group)]
+    counts = [int(count.item()) for count in all_gather(own, group)]
     padded = rows.new_zeros(max(counts), *rows.shape[1:], device=device)
     padded[: len(rows)] = rows.to(device)
-    gathered = _all_gather(padded, group) if max(counts) else [padded] * len(counts)
+    gathered = all_gather(padded, group) if max(counts) else [padded] * len(counts)
     return [each[:count].cpu() for each, count in zip(gathered, counts, strict=True)]
 
 
@@ -67,13 +68,6 @@ def all_gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) 
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     texts = all_gather_rows(text, group, device)
     return [json.loads(bytes(each.tolist())) for each in texts]
-
-
-def _all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    gathered = [torch.empty_like(tensor) for _ in range(group.size())]
-    work = dist.all_gather(gathered, tensor, group=group, async_op=True)
-    health.wait_for(work, group, tensor.device)
-    return gathered
 
 
 def flattened_together(

@@ -8,11 +8,11 @@ from ddpx.health.watch import (
     between_steps,
     collective_call,
     constructing,
+    explained,
     failed_between_steps,
     introduction,
     meet,
     publish_fault,
-    wait_for,
     waiting_for_buffers,
     watch,
 )
@@ -28,6 +28,7 @@ __all__ = [
     "between_steps",
     "collective_call",
     "constructing",
+    "explained",
     "failed_between_steps",
     "find_fronts_by",
     "introduction",
@@ -36,7 +37,6 @@ __all__ = [
     "peer_status",
     "publish_fault",
     "set_stall_timeout",
-    "wait_for",
     "waiting_for_buffers",
     "watch",
 ]

@@ -168,17 +168,6 @@ def failed_between_steps(group: dist.ProcessGroup) -> bool:
     return group in _failed_between_steps
 
 
-def wait_for(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Waits for a collective call on tensors of ``device``; see :func:`explained`.
-
-    Not named ``wait``: pybind11 would take a function of this name with ``work`` as its first
-    argument for ``work.wait()`` of a work in Python, and would call the base class instead.
-    """
-    assert work is not None  # only a rank outside the group gets None
-    with explained(watch(group)):
-        _C.wait(work, group, device)
-
-
 # ---- the start -----------------------------------------------------------------------------------
 
 

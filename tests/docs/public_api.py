@@ -21,12 +21,12 @@ _NOT_FOR_USERS = frozenset(
         "between_steps",
         "collective_call",
         "constructing",
+        "explained",
         "failed_between_steps",
         "find_fronts_by",
         "introduction",
         "meet",
         "publish_fault",
-        "wait_for",
         "waiting_for_buffers",
         "watch",
     )

@@ -90,8 +90,7 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "hooks of all modules": _hooks_of_all_modules,
     "no threads of autograd": lambda: torch.autograd.set_multithreading_enabled(False),
     "warnings are errors": _warnings_are_errors,
-    # Without stacks: docs/divergences.md says why.
-    "profiler": lambda: torch.profiler.profile(record_shapes=True),
+    "profiler with stacks": lambda: torch.profiler.profile(with_stack=True, record_shapes=True),
     "frequent garbage collection": lambda: _set(gc.set_threshold, 1, gc.get_threshold()[0]),
 }
 # With torch's class these raise: buffers, buckets or graphs of inference tensors.

@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ddpx import errors, health, params, version
 from ddpx.comm import state_sync, transport
+from ddpx.comm.collectives import all_gather
 from ddpx.comm.parts import PER_TENSOR, hides_memory, in_shown_memory, parts_of
-from ddpx.comm.process_group import device_of_calls, is_alone, resolve_group, world_size
+from ddpx.comm.process_group import device_of_calls, is_alone, resolve_group
 from ddpx.ddp.arguments.options import Options
 from ddpx.params.dtensors import is_dtensor, local_part
 
@@ -294,11 +295,9 @@ def _all_gather_bytes(
     """Returns the payloads of all ranks, padded with zero bytes to ``size``."""
     with health.collective_call(group):
         own = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8)
-        mine = own.to(device)
-        theirs = [torch.empty_like(mine) for _ in range(world_size(group))]
-        health.wait_for(dist.all_gather(theirs, mine, group=group, async_op=True), group, device)
+        gathered = all_gather(own.to(device), group)
         # With NCCL the host waits here, so that this must be within collective_call().
-        return [bytes(tensor.cpu().tolist()) for tensor in theirs]
+        return [bytes(tensor.cpu().tolist()) for tensor in gathered]
 
 
 # ---- errors --------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, JoinHook
 
-from ddpx import health
-from ddpx.comm.collectives import all_reduce
+from ddpx.comm.collectives import all_reduce, wait_for
 from ddpx.reducer import Reducer
 
 
@@ -74,7 +73,7 @@ class UnevenInputs:
         work = Join.notify_join_context(wrapper)  # type: ignore[arg-type]
         divisor = None
         if work is not None and not self._divide_by_initial_world_size:
-            health.wait_for(work, wrapper.process_group, wrapper.device)
+            wait_for(work, wrapper.process_group, wrapper.device)
             divisor = int(work.get_future().wait()[0].item())
         wrapper.reducer.set_divisor(divisor)
 
