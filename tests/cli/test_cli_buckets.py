@@ -1,5 +1,6 @@
 """``ddpx buckets`` shows the buckets of ReducerDDP."""
 
+import os
 import re
 
 import pytest
@@ -86,8 +87,10 @@ def test_variables_count_without_options(
     monkeypatch.chdir(tmp_path)
     names = [f"{layer}.{kind}" for layer in (0, 2, 3) for kind in ("weight", "bias")]
     BucketPlan(((names[0],), tuple(names[1:])), (0, 0)).save("plan.json")
-    monkeypatch.setenv(variable, "0.001" if variable.endswith("MB") else "plan.json")
+    value = "0.001" if variable.endswith("MB") else "plan.json"
+    monkeypatch.setenv(variable, value)
     assert run_command_line(["buckets", "models_to_build:mlp", *options]) == 0
+    assert os.environ[variable] == value
     said = capsys.readouterr().out
     assert said.startswith(f"{title}: buckets")
     assert [row[1] for row in _rows(said)] == sizes

@@ -31,9 +31,9 @@ def recorded(tmp_path_factory):
     return out, done.stdout
 
 
-def _show(capsys, *words):
+def _show(capsys, *words, code=0):
     """The output of ``ddpx timeline show``."""
-    assert run_command_line(["timeline", "show", *map(str, words)]) == 0
+    assert run_command_line(["timeline", "show", *map(str, words)]) == code
     return capsys.readouterr().out
 
 
@@ -55,7 +55,7 @@ def test_show_prints_the_same_again(recorded, name, capsys):
 
 def test_recording_against_itself(recorded, capsys):
     trace = recorded[0] / "trace.json"
-    said = _show(capsys, trace, "--against", trace)
+    said = _show(capsys, trace, "--against", trace, code=2)
     ratios = re.findall(r"\((\d+\.\d+)\)", said)
     assert len(ratios) > 5 and set(ratios) == {"1.00"}
     assert "Too few steps for a verdict" in said

@@ -102,7 +102,7 @@ def _times(factor: float, steps_ms: Sequence[float]) -> list[float]:
         (_times(0.5, QUIET), QUIET, 0, "are faster, 0.50 times as long"),
         (_times(2, NOISY), NOISY, 0, "No difference seen"),
         (_times(1.5, NOISY), QUIET, 0, "No difference seen"),
-        (_times(2, QUIET[:2]), QUIET, 0, "Too few steps for a verdict"),
+        (_times(2, QUIET[:2]), QUIET, 2, "Too few steps for a verdict"),
         ([], QUIET, 2, "no complete step was recorded"),
     ],
 )
@@ -179,6 +179,24 @@ def test_a_recording_that_cannot_be_written_leaves_the_earlier_one(tmp_path, mon
     with pytest.raises(OSError, match="no space left"):
         write(load(tmp_path / "new.json", 0), "text", folder)
     assert [round(launch.step_ms) for launch in load(folder, 0)] == [100, 300]
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "said"),
+    [
+        ("rank0.json", "{}", "has the rank*.json files of another recording"),
+        ("trace.json", '{"traceEvents": []}', "is no file of ddpx, and would be replaced"),
+        ("trace.json", "[]", "is no file of ddpx"),
+        ("trace.json", "no JSON", "is no file of ddpx"),
+    ],
+)
+def test_files_of_others_are_not_replaced(tmp_path, capsys, name, contents, said):
+    (tmp_path / name).write_text(contents)
+    script = tmp_path / "script.py"
+    script.write_text("raise AssertionError('the script ran')\n")
+    assert run_command_line(["timeline", str(script), "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == contents
 
 
 def test_folder_of_two_recordings(tmp_path, capsys):

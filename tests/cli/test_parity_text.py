@@ -50,6 +50,11 @@ def test_values_after_the_end_of_a_run_are_not_compared():
     assert row[-3:] == ["identical", "identical", "1 differs"]
 
 
+def test_a_complex_loss_is_in_the_row_of_its_step():
+    events = [Event("loss", 1, -1, {"number 0": "(1.5-2j)"})]
+    assert _rows(events, events)[0][1] == "1.5-2j"
+
+
 def test_steps_without_losses_have_rows():
     events = [event for event in _training(2) if event.kind != "loss"]
     assert _rows(events, events) == [["1", *3 * ["identical"]], ["2", *3 * ["identical"]]]
@@ -89,6 +94,11 @@ def _loss(value: str) -> Event:
             [_loss("0.5")],
             [_loss("0.25")],
             "step 1, rank 0: the loss is 0.5 with DDP and 0.25 with Ours, difference 0.25",
+        ),
+        (
+            [_loss("(1+2j)")],
+            [_loss("(1-1j)")],
+            "step 1, rank 0: the loss is (1+2j) with DDP and (1-1j) with Ours, difference 3",
         ),
         (
             [],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
@@ -58,20 +59,18 @@ def command(
     ]
     variables = [name for name in (PLAN_VARIABLE, CAP_VARIABLE) if os.environ.get(name)]
     default = f"{variables[0]}={os.environ[variables[0]]}" if variables else "default caps"
-    if chosen:
-        for name in variables:  # the options take precedence
-            del os.environ[name]
     plans = []
-    for name, cap, cap_list in chosen or [(default, None, None)]:
-        try:
-            options = make_options(
-                bucket_cap_mb=cap,
-                bucket_cap_mb_list=cap_list,
-                find_unused_parameters=find_unused_parameters,
-            )
-            plans.append(plan_buckets(module, options, name))
-        except (ValueError, RuntimeError) as cause:
-            raise click.UsageError(str(cause)) from cause
+    with _without(variables if chosen else []):  # the options take precedence
+        for name, cap, cap_list in chosen or [(default, None, None)]:
+            try:
+                options = make_options(
+                    bucket_cap_mb=cap,
+                    bucket_cap_mb_list=cap_list,
+                    find_unused_parameters=find_unused_parameters,
+                )
+                plans.append(plan_buckets(module, options, name))
+            except (ValueError, RuntimeError) as cause:
+                raise click.UsageError(str(cause)) from cause
     click.echo("\n\n".join(_text(plan) for plan in plans))
     if len(plans) > 1:
         headline = "Side by side: size of each lasting bucket, as MiB (number of parameters)."
@@ -79,6 +78,16 @@ def command(
     if plot is not None:
         picture.draw(plans, plot, f"Buckets of {target}")
         click.echo(f"\nPicture written to {plot}")
+
+
+@contextmanager
+def _without(variables: Sequence[str]) -> Iterator[None]:
+    """Hides environment variables."""
+    values = {name: os.environ.pop(name) for name in variables}
+    try:
+        yield
+    finally:
+        os.environ.update(values)
 
 
 def _numbers(words: str) -> list[float]:

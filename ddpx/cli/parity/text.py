@@ -81,7 +81,7 @@ def where(difference: Difference, wrapper: str) -> str:
         assert difference.expected is not None and difference.actual is not None
         name = difference.names[0]
         one, other = difference.expected.values[name], difference.actual.values[name]
-        off = abs(float(one or "nan") - float(other or "nan"))
+        off = abs(_number(one) - _number(other))
         return (
             f"{place}: the loss is {one} with DDP and {other} with {wrapper}, difference {off:.3g}"
         )
@@ -119,10 +119,15 @@ def _course(difference: Difference, wrapper: str) -> str:
     )
 
 
+def _number(loss: str | None) -> float | complex:
+    value = complex(loss or "nan")
+    return value if loss and "j" in loss else value.real
+
+
 def _losses(record: RankRecord) -> dict[int, str]:
     """The last loss of each step, by step."""
     return {
-        event.step: f"{float(list(event.values.values())[-1] or 'nan'):.9g}"
+        event.step: f"{_number(list(event.values.values())[-1]):.9g}"
         for event in record.events
         if event.kind == "loss" and event.values
     }

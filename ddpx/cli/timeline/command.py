@@ -16,7 +16,7 @@ from ddpx.cli.timeline.launches import Launch
 from ddpx.cli.timeline.verdict import compare_steps
 from ddpx.cli.torchrun import launch, local_options
 from ddpx.timeline.environment import FOLDER, STEPS
-from ddpx.timeline.export.trace_file import models_in
+from ddpx.timeline.export import trace_file
 
 _RECORD = "record"
 
@@ -99,6 +99,8 @@ def record(
     script.check()
     errors.check_tool("matplotlib")  # before the script runs, not after
     errors.check_folder(out)
+    with errors.mistakes():
+        trace_file.check_replaceable(out)
     launches = []
     for number in range(num_launches):
         if num_launches > 1:
@@ -118,7 +120,7 @@ def record(
             if code != 0:
                 _keep(Path(folder), out, "failed", "failure")
                 return code
-            num_models = len(models_in(Path(folder)))
+            num_models = len(trace_file.models_in(Path(folder)))
             if not num_models:
                 raise errors.nothing_recorded(target)
             launches += files.load(Path(folder), 0)
@@ -131,7 +133,7 @@ def _keep(folder: Path, out: Path, what_happened: str, event: str) -> None:
 
     The steps before a failure may show why the script failed.
     """
-    num_models = len(models_in(folder))
+    num_models = len(trace_file.models_in(folder))
     if not num_models:
         return
     try:
@@ -172,7 +174,7 @@ def show(recording: Path, against: Path | None, model: int) -> int:
     recording.
 
     Exit codes: 0, RECORDING is not slower, or --against is not given; 1, RECORDING is slower; 2,
-    wrong usage, or a recording without a complete step.
+    wrong usage, a recording without a complete step, or too few steps for a comparison.
 
     A difference is reported only if the interval of the ratio excludes 1. The interval contains the
     ratio with a confidence of 99 %. It is computed from the median steps of the launches, if both
@@ -197,7 +199,9 @@ def show(recording: Path, against: Path | None, model: int) -> int:
     new_summaries, base_summaries = ([each.summary for each in side] for side in (launches, base))
     names = (str(recording), str(against))
     click.echo(comparison_text(new_summaries, base_summaries, verdict, *names))
-    return 1 if verdict is not None and verdict.is_slower else 0
+    if verdict is None:
+        return 2
+    return 1 if verdict.is_slower else 0
 
 
 def _report(launches: Sequence[Launch]) -> str:

@@ -80,6 +80,30 @@ def check_folder(folder: str | Path) -> None:
         ) from cause
 
 
+def check_replaceable(folder: Path) -> None:
+    """Checks that the files of ``ddpx timeline`` can be written into a folder, if it exists.
+
+    Raises:
+        ValueError: The folder has files of DDPX_TIMELINE, or a trace of another tool.
+    """
+    if models_in(folder):
+        raise ValueError(
+            f"{folder} has the rank*.json files of another recording. Choose another folder."
+        )
+    trace = folder / _TRACE
+    if trace.exists() and not _is_timeline(trace):
+        raise ValueError(
+            f"{trace} is no file of ddpx, and would be replaced. Choose another folder."
+        )
+
+
+def _is_timeline(path: Path) -> bool:
+    try:
+        return "ddpx" in json.loads(path.read_text())
+    except (*_UNUSABLE, ValueError, TypeError):
+        return False
+
+
 def read(path: str | Path, model: int = 0) -> list[RankData]:
     """Reads the data of all ranks from a file or a folder.
 
