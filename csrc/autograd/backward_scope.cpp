@@ -23,7 +23,8 @@ void queue_at_end_of_task(std::function<void()> callback) {
 // callback is destroyed without having run.
 class EndCallback {
  public:
-  explicit EndCallback(int task_id) : task_id_(task_id), result_(running_task::result()) {}
+  EndCallback(int task_id, std::shared_ptr<const Abandonment> abandonment)
+      : task_id_(task_id), result_(running_task::result()), abandonment_(std::move(abandonment)) {}
   EndCallback(const EndCallback&) = delete;
   EndCallback& operator=(const EndCallback&) = delete;
 
@@ -40,11 +41,12 @@ class EndCallback {
 
   void run() {
     const auto observer = std::exchange(observer_, {}).lock();
-    if (!observer) {
-      return;
-    }
     try {
-      observer->on_graph_task_end(task_id_);
+      if (observer) {
+        observer->on_graph_task_end(task_id_);
+      } else {
+        abandonment_->raise();
+      }
     } catch (...) {
       // An exception here would stop the engine from running the callbacks behind this one, which
       // may belong to other reducers, whose peers wait.
@@ -61,6 +63,7 @@ class EndCallback {
 
   int task_id_;
   c10::weak_intrusive_ptr<c10::ivalue::Future> result_;
+  std::shared_ptr<const Abandonment> abandonment_;
   std::weak_ptr<GraphTaskObserver> observer_;
 };
 
@@ -89,7 +92,7 @@ void BackwardScope::track(const std::weak_ptr<GraphTaskObserver>& observer) {
     return;
   }
   // std::function must be copyable, hence the shared pointer.
-  auto callback = std::make_shared<EndCallback>(task_id);
+  auto callback = std::make_shared<EndCallback>(task_id, abandonment_);
   queue_at_end_of_task([callback] { callback->run(); });  // throws outside a graph task
   tasks_.push_back({task_id, running_task::has_raised()});
   callback->arm(observer);  // last: an error above must not report an abort under the caller's lock

@@ -4,8 +4,11 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "../errors.h"
+#include "abandonment.h"
 #include "backward_sync.h"
 
 namespace ddpx {
@@ -40,6 +43,11 @@ class BackwardScope {
   // The task ended or aborted.
   void leave(int task_id);
 
+  // The observer is about to be destroyed. The tracked tasks raise the error when they end.
+  void abandon(UserError error) {
+    abandonment_->set(std::move(error));
+  }
+
   bool empty() const {
     return tasks_.empty();
   }
@@ -64,6 +72,7 @@ class BackwardScope {
   };
 
   std::vector<Task> tasks_;  // rarely more than two
+  std::shared_ptr<Abandonment> abandonment_ = std::make_shared<Abandonment>();
 };
 
 }  // namespace ddpx

@@ -6,38 +6,17 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "../errors.h"
+#include "abandonment.h"
 #include "backward_scope.h"
 
 namespace ddpx {
 
 struct WatchedOutput;
-
-// The error of each synchronized backward that reaches a watched output after the observer was
-// destroyed. Without set(), such a backward raises nothing.
-class Abandonment {
- public:
-  void set(UserError error) {
-    const std::scoped_lock lock(mutex_);
-    error_ = std::move(error);
-  }
-  void raise() const {
-    const std::scoped_lock lock(mutex_);
-    if (error_) {
-      throw UserError(*error_);
-    }
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::optional<UserError> error_;
-};
 
 // The watched outputs of one forward.
 class WatchedForward {

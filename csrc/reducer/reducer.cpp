@@ -44,22 +44,26 @@ Reducer::~Reducer() {
   } catch (const std::exception&) {
     // The device has failed, so no stream uses the buckets any more.
   }
-  abandon_outputs();
   const auto phase = context_.progress.phase;
   const bool in_step = phase != Phase::kIdle && phase != Phase::kReady && phase != Phase::kFailed;
+  abandon(in_step);
   if (in_step || in_backward()) {
     context_.params.abandon_hooks();
   }
 }
 
-// A backward of an earlier forward would leave gradients local.
-void Reducer::abandon_outputs() noexcept {
+// The backward that runs, and later backwards of earlier forwards, leave gradients local.
+void Reducer::abandon(bool in_step) noexcept {
   if (context_.params.hooks().empty() || has_yielded() || !context_.communicates()) {
     return;
   }
   try {
-    outputs_.abandon(
-        errors::deleted_before_backward(context_.where(), context_.options.module_name));
+    const auto error =
+        errors::deleted_before_backward(context_.where(), context_.options.module_name);
+    outputs_.abandon(error);
+    if (in_step) {
+      scope_.abandon(error);
+    }
   } catch (const std::exception&) {
     // Out of memory, for example.
   }

@@ -79,7 +79,7 @@ UserError deleted_before_backward(const Where& where, const std::string& module_
   return at(
       where,
       "the wrapper of " + module_name +
-          " was deleted after this forward, so this backward would leave the gradients local. Keep "
+          " was deleted before this backward had ended, so gradients would stay local. Keep "
           "a reference to the wrapper until backward has ended. For local gradients on purpose, "
           "run forward in model.no_sync().");
 }

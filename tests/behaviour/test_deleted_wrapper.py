@@ -71,6 +71,40 @@ def test_a_second_backward_raises(ranks, mode):
     ranks(2).run(_check_after_a_backward, mode)
 
 
+def _check_within_its_backward(mode: str) -> None:
+    module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    inputs = torch.full((1, 1), 1.0 + dist.get_rank())
+    models = [ReducerDDP(module, **MODES[mode])]
+
+    def delete(grad: torch.Tensor) -> None:
+        models.clear()
+        gc.collect()
+
+    for local in (True, False):
+        handle = module[0].weight.register_hook(delete)
+        with models[0].no_sync() if local else nullcontext():
+            loss = models[0](inputs).sum()
+        if local:
+            loss.backward()
+        else:
+            with pytest.raises(RuntimeError, match=r"rank \d.* wrapper of Sequential was deleted"):
+                loss.backward()
+        handle.remove()
+        assert not models
+        models.append(ReducerDDP(module, **MODES[mode]))
+    module.zero_grad()
+    models[0](inputs).sum().backward()
+    averaged = module[0].weight.grad.clone()
+    dist.all_reduce(averaged)
+    assert torch.equal(averaged, 2 * module[0].weight.grad)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_backward_that_deletes_its_wrapper_raises(ranks, mode):
+    """As a garbage collection may do, if the wrapper is in a cycle."""
+    ranks(2).run(_check_within_its_backward, mode)
+
+
 def _check_where_nothing_is_lost() -> None:
     """Another wrapper averages, no other rank exists, or the script has ended the averages."""
     module = nn.Linear(1, 1, bias=False)
