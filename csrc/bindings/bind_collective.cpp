@@ -5,7 +5,6 @@
 
 #include "../buckets/grad_values.h"
 #include "../comm/collective.h"
-#include "../comm/comm_hook.h"
 #include "../health_c10d/group_monitor.h"
 #include "bindings.h"
 
@@ -59,29 +58,22 @@ void wait(const Group& group, Collective& collective, c10d::Work& work, c10::Dev
   }
 }
 
-// A collective call of Python, which returns when the current stream has the result. The group and
-// Python get different aliases of a tensor. A thread of the group may be the last owner of its
-// alias. If Python had an object of that alias, the thread would need the GIL and a Python state,
-// which a profiler with stacks does not expect.
+// A collective call of Python to a group that is written in C++. Returns when the current stream
+// has the result. The group and Python get different aliases of a tensor. A thread of the group may
+// be the last owner of its alias. If Python had an object of that alias, the thread would need the
+// GIL and a Python state, which a profiler with stacks does not expect.
 class Call {
  public:
-  explicit Call(const Group& group)
-      : group_(group), collective_(make_collective(group, language_of(group))) {}
-
-  static at::Tensor alias_of(const at::Tensor& tensor) {
-    return tensor.is_complex() ? at::view_as_real(tensor) : tensor.detach();
-  }
+  explicit Call(const Group& group) : group_(group) {}
 
   void all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op) {
     std::vector<at::Tensor> tensors = {alias_of(tensor)};
+    const auto result = tensors.front();
     c10d::AllreduceOptions options;
     options.reduceOp = op;
-    const auto work = waited(group_->allreduce(tensors, options), tensor.device());
-    if (const auto future = collective_->sum_of(*work)) {
-      collective_->wait(*future);
-      if (const auto sum = tensor_in(future->value()); sum.defined()) {
-        tensor.copy_(sum.view_as(tensor));
-      }
+    wait_for(group_->allreduce(tensors, options), tensor.device());
+    if (result.is_sparse()) {
+      tensor.copy_(result);  // a sparse alias has values of its own
     }
   }
 
@@ -89,7 +81,7 @@ class Call {
     std::vector<at::Tensor> tensors = {alias_of(tensor)};
     c10d::BroadcastOptions options;
     options.rootRank = source;
-    waited(group_->broadcast(tensors, options), tensor.device());
+    wait_for(group_->broadcast(tensors, options), tensor.device());
   }
 
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor) {
@@ -100,19 +92,24 @@ class Call {
       gathered.push_back(at::empty_like(tensor));
       outputs.front().push_back(alias_of(gathered.back()));
     }
-    waited(group_->allgather(outputs, own), tensor.device());
+    wait_for(group_->allgather(outputs, own), tensor.device());
     return gathered;
   }
 
  private:
-  Collective::Work waited(Collective::Work work, c10::Device device) {
-    wait(group_, *collective_, *work, device);
-    return work;
+  static at::Tensor alias_of(const at::Tensor& tensor) {
+    return tensor.is_complex() ? at::view_as_real(tensor) : tensor.detach();
+  }
+
+  void wait_for(const Collective::Work& work, c10::Device device) {
+    if (work) {
+      const auto collective = make_collective(group_, WrittenIn::kCpp);
+      wait(group_, *collective, *work, device);
+    }
   }
 
   const at::NoGradGuard no_grad_;
   const Group& group_;
-  std::shared_ptr<Collective> collective_;
 };
 
 }  // namespace

@@ -44,16 +44,16 @@ Reducer::~Reducer() {
   } catch (const std::exception&) {
     // The device has failed, so no stream uses the buckets any more.
   }
+  abandon_backwards();
   const auto phase = context_.progress.phase;
   const bool in_step = phase != Phase::kIdle && phase != Phase::kReady && phase != Phase::kFailed;
-  abandon(in_step);
   if (in_step || in_backward()) {
     context_.params.abandon_hooks();
   }
 }
 
 // The backward that runs, and later backwards of earlier forwards, leave gradients local.
-void Reducer::abandon(bool in_step) noexcept {
+void Reducer::abandon_backwards() noexcept {
   if (context_.params.hooks().empty() || has_yielded() || !context_.communicates()) {
     return;
   }
@@ -61,7 +61,8 @@ void Reducer::abandon(bool in_step) noexcept {
     const auto error =
         errors::deleted_before_backward(context_.where(), context_.options.module_name);
     outputs_.abandon(error);
-    if (in_step) {
+    const auto phase = context_.progress.phase;
+    if (phase == Phase::kCollecting || (phase == Phase::kIdle && backward_sync_.expects_grads())) {
       scope_.abandon(error);
     }
   } catch (const std::exception&) {

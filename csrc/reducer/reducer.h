@@ -225,7 +225,7 @@ class Reducer final : public GradListener,
   void settle(const char* call);
 
   void publish_to(std::shared_ptr<health::Monitor> monitor);
-  void abandon(bool in_step) noexcept;
+  void abandon_backwards() noexcept;
 
   // Several reducers of the same params.
   void settle_to_yield();

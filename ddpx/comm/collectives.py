@@ -11,14 +11,18 @@ import torch
 import torch.distributed as dist
 
 from ddpx import _C, health
+from ddpx.comm.process_group import is_written_in_python
+
+# Groups that are written in Python get the calls of torch, which take other kinds of works, too.
 
 
-def wait_for(work: dist.Work, group: dist.ProcessGroup, device: torch.device) -> None:
+def wait_for(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device) -> None:
     """Waits for a collective call of torch on tensors of ``device``.
 
     Not named ``wait``: pybind11 would take a function of this name with ``work`` as its first
     argument for ``work.wait()`` of a work in Python, and would call the base class instead.
     """
+    assert work is not None  # only a rank outside the group gets None
     with health.explained(health.watch(group)):
         _C.wait(work, group, device)
 
@@ -27,13 +31,34 @@ def all_reduce(
     tensor: torch.Tensor, group: dist.ProcessGroup, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> torch.Tensor:
     """Reduces ``tensor`` over all ranks in place, and returns it."""
+    if is_written_in_python(group):
+        work = dist.all_reduce(tensor, op, group=group, async_op=True)
+        wait_for(work, group, tensor.device)
+        _copy_result(work, tensor)
+        return tensor
     with health.explained(health.watch(group)):
         _C.all_reduce(tensor, group, op)
     return tensor
 
 
+def _copy_result(work: Any, tensor: torch.Tensor) -> None:
+    """Copies the value of the work's future. The reducer reads the future of such a group, too."""
+    try:
+        future = work.get_future()
+    except RuntimeError:  # the work has no future
+        return
+    value = future.wait()
+    result = value[0] if isinstance(value, (list, tuple)) else value
+    if isinstance(result, torch.Tensor) and result is not tensor:
+        tensor.copy_(result)
+
+
 def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -> torch.Tensor:
     """Overwrites ``tensor`` with the tensor of rank ``source`` of the group, and returns it."""
+    if is_written_in_python(group):
+        work = dist.broadcast(tensor, group=group, group_src=source, async_op=True)
+        wait_for(work, group, tensor.device)
+        return tensor
     with health.explained(health.watch(group)):
         _C.broadcast(tensor, group, source)
     return tensor
@@ -41,6 +66,11 @@ def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -
 
 def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
     """Returns the tensors of all ranks, which have one shape, by rank."""
+    if is_written_in_python(group):
+        gathered = [torch.empty_like(tensor) for _ in range(group.size())]
+        work = dist.all_gather(gathered, tensor, group=group, async_op=True)
+        wait_for(work, group, tensor.device)
+        return gathered
     with health.explained(health.watch(group)):
         return _C.all_gather(tensor, group)
 

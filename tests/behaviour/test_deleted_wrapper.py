@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -71,8 +72,19 @@ def test_a_second_backward_raises(ranks, mode):
     ranks(2).run(_check_after_a_backward, mode)
 
 
-def _check_within_its_backward(mode: str) -> None:
-    module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+class _Hooked(nn.Module):
+    """Calls ``hook`` behind its output, before the backward has brought a gradient."""
+
+    hook: Callable[[torch.Tensor], None] | None = None
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.hook is not None:
+            inputs.register_hook(self.hook)
+        return inputs.exp()
+
+
+def _check_within_its_backward(mode: str, before_grads: bool) -> None:
+    module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1), _Hooked())
     inputs = torch.full((1, 1), 1.0 + dist.get_rank())
     models = [ReducerDDP(module, **MODES[mode])]
 
@@ -81,7 +93,10 @@ def _check_within_its_backward(mode: str) -> None:
         gc.collect()
 
     for local in (True, False):
-        handle = module[0].weight.register_hook(delete)
+        if before_grads:
+            module[2].hook = delete
+        else:
+            handle = module[0].weight.register_hook(delete)
         with models[0].no_sync() if local else nullcontext():
             loss = models[0](inputs).sum()
         if local:
@@ -89,7 +104,10 @@ def _check_within_its_backward(mode: str) -> None:
         else:
             with pytest.raises(RuntimeError, match=r"rank \d.* wrapper of Sequential was deleted"):
                 loss.backward()
-        handle.remove()
+        if before_grads:
+            module[2].hook = None
+        else:
+            handle.remove()
         assert not models
         models.append(ReducerDDP(module, **MODES[mode]))
     module.zero_grad()
@@ -99,10 +117,36 @@ def _check_within_its_backward(mode: str) -> None:
     assert torch.equal(averaged, 2 * module[0].weight.grad)
 
 
+@pytest.mark.parametrize("before_grads", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_the_backward_that_deletes_its_wrapper_raises(ranks, mode):
+def test_the_backward_that_deletes_its_wrapper_raises(ranks, mode, before_grads):
     """As a garbage collection may do, if the wrapper is in a cycle."""
-    ranks(2).run(_check_within_its_backward, mode)
+    ranks(2).run(_check_within_its_backward, mode, before_grads)
+
+
+def _check_after_finalization() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    models = [ReducerDDP(module)]
+    inputs = torch.full((1, 1), 1.0 + dist.get_rank(), requires_grad=True)
+    models[0].require_manual_backward_finalization = True
+    for _ in range(2):
+        models[0](inputs).sum().backward()
+        models[0].finalize_backward()
+        module.zero_grad()
+
+    def finalize(grad: torch.Tensor) -> None:
+        models.pop().finalize_backward()
+        gc.collect()
+
+    before = inputs * 1
+    loss = models[0](before * 1).sum()
+    before.register_hook(finalize)
+    loss.backward()
+    assert module.weight.grad.item() == 1.5
+
+
+def test_a_backward_that_has_averaged_may_delete_its_wrapper(ranks):
+    ranks(2).run(_check_after_finalization)
 
 
 def _check_where_nothing_is_lost() -> None:

@@ -185,9 +185,16 @@ def test_a_recording_that_cannot_be_written_leaves_the_earlier_one(tmp_path, mon
     ("name", "contents", "said"),
     [
         ("rank0.json", "{}", "has the rank*.json files of another recording"),
-        ("trace.json", '{"traceEvents": []}', "is no file of ddpx, and would be replaced"),
-        ("trace.json", "[]", "is no file of ddpx"),
-        ("trace.json", "no JSON", "is no file of ddpx"),
+        (
+            "trace.json",
+            '{"traceEvents": []}',
+            "is no file of a recording of ddpx, and would be replaced",
+        ),
+        ("trace.json", '["ddpx"]', "is no file of a recording"),
+        ("trace.json", "no JSON", "is no file of a recording"),
+        ("trace.json", 5000 * "[", "is no file of a recording"),
+        ("trace-7.json", '{"traceEvents": []}', "is no file of a recording"),
+        ("summary.txt", "of another tool", "is no file of a recording"),
     ],
 )
 def test_files_of_others_are_not_replaced(tmp_path, capsys, name, contents, said):

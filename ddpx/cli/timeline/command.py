@@ -85,8 +85,9 @@ def record(
     timeline.png and timeline.html. With --launches, these files show the launch whose step time is
     the median. The files trace-2.json and so on contain the other launches. If the script fails,
     the files show the steps of the failed launch before the failure, and the exit code is 1. After
-    Ctrl-C, the files show the steps of the interrupted launch, and the exit code is 130. Options
-    that ddpx does not know, and all words after --, go to the script.
+    Ctrl-C, the files show the steps of the interrupted launch, and the exit code is 130. The files
+    replace an earlier recording, but no other files. Options that ddpx does not know, and all words
+    after --, go to the script.
 
     \b
     Examples:
@@ -98,9 +99,7 @@ def record(
     script = Script(target, is_module, arguments)
     script.check()
     errors.check_tool("matplotlib")  # before the script runs, not after
-    errors.check_folder(out)
-    with errors.mistakes():
-        trace_file.check_replaceable(out)
+    files.check_folder(out)
     launches = []
     for number in range(num_launches):
         if num_launches > 1:

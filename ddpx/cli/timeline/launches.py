@@ -60,6 +60,7 @@ def load(path: Path, model: int) -> list[Launch]:
         return [Launch(Timeline.load(file, model)) for file in files or [path]]
 
 
+_SUMMARY = "summary.txt"
 _WRITERS: dict[str, Callable[[Timeline, Path], None]] = {
     "timeline.png": Timeline.save_plot,
     "timeline.html": Timeline.save_html,
@@ -81,5 +82,16 @@ def write(launches: Sequence[Launch], text: str, out: Path) -> list[str]:
             file.unlink()
     for name, write_file in _WRITERS.items():
         write_file(launches[0].timeline, out / name)
-    (out / "summary.txt").write_text(text + "\n", encoding="utf-8")
-    return [*traces, *_WRITERS, "summary.txt"]
+    (out / _SUMMARY).write_text(text + "\n", encoding="utf-8")
+    return [*traces, *_WRITERS, _SUMMARY]
+
+
+def check_folder(out: Path) -> None:
+    """Checks that :func:`write` can write into a folder, and replaces only an earlier recording.
+
+    Raises:
+        UserMistake: The folder is not writable, or has other files of these names.
+    """
+    errors.check_folder(out)
+    with errors.mistakes():
+        trace_file.check_replaceable(out, [*_WRITERS, _SUMMARY])

@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ddpx.timeline.export.chrome import to_events
@@ -57,10 +57,12 @@ def launch_name(number: int) -> str:
 
 def launches_in(folder: Path) -> list[Path]:
     """Returns the files of all launches that ``ddpx timeline`` wrote into a folder, in order."""
-    if not (folder / _TRACE).is_file():
-        return []
-    others = [file for file in folder.glob("trace-*.json") if file.stem[6:].isdigit()]
-    return [folder / _TRACE, *sorted(others, key=lambda file: int(file.stem[6:]))]
+    return [folder / _TRACE, *_more_launches(folder)] if (folder / _TRACE).is_file() else []
+
+
+def _more_launches(folder: Path) -> list[Path]:
+    files = [file for file in folder.glob("trace-*.json") if file.stem[6:].isdigit()]
+    return sorted(files, key=lambda file: int(file.stem[6:]))
 
 
 def check_folder(folder: str | Path) -> None:
@@ -80,28 +82,37 @@ def check_folder(folder: str | Path) -> None:
         ) from cause
 
 
-def check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path, names: Iterable[str]) -> None:
     """Checks that the files of ``ddpx timeline`` can be written into a folder, if it exists.
 
+    Args:
+        folder: The folder.
+        names: The names of the files without traces. They are those of an earlier recording only
+            beside its trace.
+
     Raises:
-        ValueError: The folder has files of DDPX_TIMELINE, or a trace of another tool.
+        ValueError: The folder has files of DDPX_TIMELINE, or such a file of another tool.
     """
     if models_in(folder):
         raise ValueError(
             f"{folder} has the rank*.json files of another recording. Choose another folder."
         )
-    trace = folder / _TRACE
-    if trace.exists() and not _is_timeline(trace):
-        raise ValueError(
-            f"{trace} is no file of ddpx, and would be replaced. Choose another folder."
-        )
+    traces = [folder / _TRACE, *_more_launches(folder)]
+    others = [folder / name for name in names if not _is_timeline(traces[0])]
+    for file in (*traces, *others):
+        if file.exists() and not _is_timeline(file):
+            raise ValueError(
+                f"{file} is no file of a recording of ddpx, and would be replaced. "
+                "Choose another folder."
+            )
 
 
 def _is_timeline(path: Path) -> bool:
     try:
-        return "ddpx" in json.loads(path.read_text())
-    except (*_UNUSABLE, ValueError, TypeError):
+        contents = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
         return False
+    return isinstance(contents, dict) and "ddpx" in contents
 
 
 def read(path: str | Path, model: int = 0) -> list[RankData]:
