@@ -64,7 +64,7 @@ def test_recording_against_itself(recorded, capsys):
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_output_in_an_encoding_without_all_characters(encoding, recorded):
     words = ["timeline", "show", recorded[0], "--against", recorded[0]]
-    for command in (words, words[:3]):
+    for command, code in ((words, 2), (words[:3], 0)):  # too few steps for a verdict
         done = subprocess.run(
             [sys.executable, "-m", "ddpx", *command],
             env={**environment(), "PYTHONIOENCODING": encoding},
@@ -72,7 +72,7 @@ def test_output_in_an_encoding_without_all_characters(encoding, recorded):
             timeout=60,
             check=False,
         )
-        assert done.returncode == 0 and not done.stderr, done.stderr.decode()
+        assert done.returncode == code and not done.stderr, done.stderr.decode()
 
 
 def test_files_are_written_where_the_locale_has_no_encoding(recorded, tmp_path):
