@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ddpx import _C, health
 from ddpx.comm.process_group import is_written_in_python
 
-# Groups that are written in Python get the calls of torch, which take other kinds of works, too.
+# A group that is written in Python gets torch's calls. Its works may be of any kind.
 
 
 def wait_for(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -64,10 +64,18 @@ def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -
     return tensor
 
 
-def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Returns the tensors of all ranks, which have one shape, by rank."""
+def all_gather(
+    tensor: torch.Tensor, group: dist.ProcessGroup, num_ranks: int | None = None
+) -> list[torch.Tensor]:
+    """Returns the tensors of all ranks, which have one shape, by rank.
+
+    Args:
+        tensor: The tensor of this rank.
+        group: The ranks.
+        num_ranks: The number of tensors that a group in Python returns. None: its ``size()``.
+    """
     if is_written_in_python(group):
-        gathered = [torch.empty_like(tensor) for _ in range(group.size())]
+        gathered = [torch.empty_like(tensor) for _ in range(num_ranks or group.size())]
         work = dist.all_gather(gathered, tensor, group=group, async_op=True)
         wait_for(work, group, tensor.device)
         return gathered

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from managed_groups import IN_PLACE_OF_RANKS, WaitOnlyGroup, WrappedGroup
+from managed_groups import IN_PLACE_OF_RANKS, ManagedGroup, WaitOnlyGroup, WrappedGroup
 from slow_ddp import MODES, modes, on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpx import ReducerDDP
+from ddpx.comm.collectives import all_gather_json
 from ddpx.testing import compare_traces, record_training
 
 SMALL_CAP = 0.0001
@@ -180,6 +181,33 @@ def _check_autograd_grad() -> None:
 
 def test_autograd_grad(ranks, world):
     on_ranks(ranks, world, _check_autograd_grad)
+
+
+class _Gathering(ManagedGroup):
+    """The C++ part has one rank, but ``size()`` is that of the group behind it, as in torchft."""
+
+    def __init__(self) -> None:
+        super().__init__(dist.get_world_size())
+        self.num_gathered: list[int] = []
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: Any, options: Any = None) -> Any:
+        self.num_gathered.append(len(outputs[0]))
+        if self.num_gathered[-1] == 1:
+            return super().allgather(outputs, inputs)
+        return dist.group.WORLD.allgather(outputs, inputs)
+
+
+def _check_number_of_ranks() -> None:
+    group = _Gathering()
+    found = all_gather_json(dist.get_rank(), group, torch.device("cpu"))
+    assert found == list(range(dist.get_world_size()))
+    group.num_gathered.clear()
+    ReducerDDP(nn.Linear(2, 1), process_group=group)
+    assert set(group.num_gathered) == {1}  # as DDP's core reads it
+
+
+def test_the_number_of_gathered_tensors(ranks):
+    on_ranks(ranks, 2, _check_number_of_ranks)
 
 
 # ---- groups that torch did not make --------------------------------------------------------------

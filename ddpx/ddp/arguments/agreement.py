@@ -25,7 +25,7 @@ from ddpx import errors, health, params, version
 from ddpx.comm import state_sync, transport
 from ddpx.comm.collectives import all_gather
 from ddpx.comm.parts import PER_TENSOR, hides_memory, in_shown_memory, parts_of
-from ddpx.comm.process_group import device_of_calls, is_alone, resolve_group
+from ddpx.comm.process_group import device_of_calls, is_alone, resolve_group, world_size
 from ddpx.ddp.arguments.options import Options
 from ddpx.params.dtensors import is_dtensor, local_part
 
@@ -295,7 +295,7 @@ def _all_gather_bytes(
     """Returns the payloads of all ranks, padded with zero bytes to ``size``."""
     with health.collective_call(group):
         own = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8)
-        gathered = all_gather(own.to(device), group)
+        gathered = all_gather(own.to(device), group, world_size(group))
         # With NCCL the host waits here, so that this must be within collective_call().
         return [bytes(tensor.cpu().tolist()) for tensor in gathered]
 
