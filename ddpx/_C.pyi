@@ -286,7 +286,7 @@ def wait(work: dist.Work, process_group: dist.ProcessGroup, device: torch.device
 def all_reduce(
     tensor: torch.Tensor, process_group: dist.ProcessGroup, op: dist.ReduceOp.RedOpType
 ) -> None:
-    """In place, as below over a group that is written in C++: no thread of it needs the GIL."""
+    """Reduces in place. This call and the next two are for groups that are written in C++."""
 
 def broadcast(tensor: torch.Tensor, process_group: dist.ProcessGroup, source: int) -> None:
     """Overwrites ``tensor`` with the tensor of rank ``source`` of the group."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ddpx import _C, health
 from ddpx.comm.process_group import is_written_in_python
 
-# A group that is written in Python gets torch's calls. Its works may be of any kind.
+# Groups that are written in Python get calls of torch, because their works may be of any kind.
 
 
 def wait_for(work: dist.Work | None, group: dist.ProcessGroup, device: torch.device) -> None:

@@ -87,11 +87,12 @@ def check_replaceable(folder: Path, names: Iterable[str]) -> None:
 
     Args:
         folder: The folder.
-        names: The names of the files without traces. They are those of an earlier recording only
-            beside its trace.
+        names: The names of the files without traces. Such a file belongs to an earlier recording
+            only if the folder has the trace of that recording.
 
     Raises:
-        ValueError: The folder has files of DDPX_TIMELINE, or such a file of another tool.
+        ValueError: The folder has files of DDPX_TIMELINE, or files of another tool with the names
+            of files of a recording.
     """
     if models_in(folder):
         raise ValueError(
